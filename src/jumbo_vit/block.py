@@ -1,0 +1,147 @@
+"""The Jumbo block: the paper's figure in one file.
+
+What is unusual: J global tokens take part in attention like all others, but afterwards they are read as one vector of
+width J*D, which passes a wide feed-forward network of its own. That network is one module for all blocks; each block
+holds a reference to it that PyTorch does not register, so that state dicts, optimisers and sharding see it once.
+
+Letters: B batch, J Jumbo tokens, N other tokens (patches, time steps, words), D width of a token, L = J + N.
+
+Source: "Thicker and Quicker: A Jumbo Token for Fast Plain Vision Transformers" (ICLR 2026), section 3, and the
+authors' code antofuller/jumbo at commit 4c73fc2.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from timm.layers import DropPath, LayerNorm, LayerScale, Mlp
+from timm.models.vision_transformer import Block
+from torch import Tensor, nn
+
+from jumbo_vit.errors import UserError
+
+# The official code keeps torch's default epsilon, where timm's ViTs use 1e-6.
+OFFICIAL_NORM: Callable[..., nn.Module] = partial(LayerNorm, eps=1e-5)
+
+
+def split_tokens(x: Tensor, num_jumbo: int) -> tuple[Tensor, Tensor]:
+    """Split a sequence into its Jumbo part and the rest: (B, L, D) -> (B, J, D), (B, N, D).
+
+    The one place that knows where the Jumbo tokens are: at the front.
+    """
+    return x[:, :num_jumbo], x[:, num_jumbo:]
+
+
+class LowRankBypass(nn.Module):
+    """A per-layer bypass J*D -> rank -> J*D around the shared FFN (the paper's LoRA ablation).
+
+    The second factor starts at zero, so a new bypass changes nothing.
+    """
+
+    def __init__(self, dim: int, rank: int, device: Any = None, dtype: Any = None) -> None:
+        super().__init__()
+        self.down = nn.Linear(dim, rank, bias=False, device=device, dtype=dtype)
+        self.up = nn.Linear(rank, dim, bias=False, device=device, dtype=dtype)
+        self.zero_output()
+
+    def zero_output(self) -> None:
+        """Make the bypass do nothing; called again after a model's weights are initialised."""
+        nn.init.zeros_(self.up.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.up(self.down(x))
+        return out
+
+
+def jumbo_mlp(
+    dim: int,
+    num_jumbo: int,
+    mlp_ratio: float = 4.0,
+    act_layer: type[nn.Module] = nn.GELU,
+    device: Any = None,
+    dtype: Any = None,
+) -> nn.Module:
+    """The wide FFN of the Jumbo token: J*D -> mlp_ratio*J*D -> J*D with biases and without dropout."""
+    width = num_jumbo * dim
+    return Mlp(width, hidden_features=int(width * mlp_ratio), act_layer=act_layer, device=device, dtype=dtype)
+
+
+class JumboBlock(Block):
+    """One pre-norm transformer block with a Jumbo path.
+
+    Takes and gives (B, J+N, D). In equations, with j the concatenation of the first J tokens:
+
+        x <- x + Attention(LN1(x))          over all J+N tokens
+        j <- j + JumboFFN(LN3(j))           the residual runs from the un-normalised vector
+        p <- p + FFN(LN2(p))                each of the N other tokens
+
+    Args:
+        dim: Width D of a token.
+        num_heads: Attention heads; must divide `dim`.
+        num_jumbo: J, at least 1.
+        jumbo_mlp_ratio: Hidden width of the Jumbo FFN over J*D. 0: the Jumbo tokens pass no FFN and no LN3.
+        share_jumbo_mlp: True: the FFN is given from outside by `use_jumbo_mlp` (the model does this once for all
+            blocks). False: the block owns its FFN.
+        lora_rank: Rank of the block's own bypass around the FFN; 0 for none.
+        **kwargs: Everything that `timm.models.vision_transformer.Block` takes.
+
+    Raises:
+        UserError: J below 1, or a bypass asked for where there is no FFN to go around.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int,
+        num_jumbo: int = 6,
+        jumbo_mlp_ratio: float = 4.0,
+        share_jumbo_mlp: bool = True,
+        lora_rank: int = 0,
+        **kwargs: Any,
+    ) -> None:
+        if num_jumbo < 1:
+            raise UserError(f"num_jumbo is {num_jumbo}, but a Jumbo block needs at least 1")
+        if lora_rank and not jumbo_mlp_ratio:
+            raise UserError(f"lora_rank={lora_rank} goes around the Jumbo FFN, but jumbo_mlp_ratio=0 leaves it out")
+        kwargs.setdefault("norm_layer", OFFICIAL_NORM)
+        kwargs.setdefault("qkv_bias", True)
+        super().__init__(dim, num_heads, **kwargs)
+        factory: dict[str, Any] = {"device": kwargs.get("device"), "dtype": kwargs.get("dtype")}
+        rate, scale, width = kwargs.get("drop_path", 0.0), kwargs.get("init_values"), num_jumbo * dim
+        self.num_jumbo = num_jumbo
+        self.jumbo_mlp: nn.Module | None = None
+        self._shared_mlp: tuple[nn.Module, ...] = ()
+        if not jumbo_mlp_ratio:
+            self.norm3: nn.Module | None = None
+            return
+        self.norm3 = kwargs["norm_layer"](width, **factory)
+        self.ls3 = LayerScale(width, init_values=scale, **factory) if scale else nn.Identity()
+        self.drop_path3 = DropPath(rate) if rate > 0.0 else nn.Identity()
+        self.lora = LowRankBypass(width, lora_rank, **factory) if lora_rank else None
+        if not share_jumbo_mlp:
+            self.jumbo_mlp = jumbo_mlp(dim, num_jumbo, jumbo_mlp_ratio, kwargs.get("act_layer", nn.GELU), **factory)
+
+    def use_jumbo_mlp(self, mlp: nn.Module) -> None:
+        """Take `mlp` (J*D -> J*D) as the shared FFN, without registering it here: its owner registers it once."""
+        self._shared_mlp = (mlp,)
+
+    def jumbo_path(self, jumbo: Tensor) -> Tensor:
+        """The Jumbo vector's own branch: (B, J*D) -> (B, J*D), residual included."""
+        if self.norm3 is None:
+            return jumbo
+        mlp = self._shared_mlp[0] if self.jumbo_mlp is None else self.jumbo_mlp
+        normed = self.norm3(jumbo)
+        out: Tensor = mlp(normed)
+        if self.lora is not None:
+            out = out + self.lora(normed)
+        branch: Tensor = self.drop_path3(self.ls3(out))
+        return jumbo + branch
+
+    def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
+        """(B, J+N, D) -> (B, J+N, D); `attn_mask` as in timm's block, broadcast to (B, heads, L, L)."""
+        x = x + self.drop_path1(self.ls1(self.attn(self.norm1(x), attn_mask=attn_mask, is_causal=is_causal)))
+        jumbo, patches = split_tokens(x, self.num_jumbo)
+        wide = self.jumbo_path(jumbo.flatten(1))
+        patches = patches + self.drop_path2(self.ls2(self.mlp(self.norm2(patches))))
+        return torch.cat([wide.unflatten(1, (self.num_jumbo, -1)), patches], dim=1)

@@ -1,0 +1,175 @@
+"""Reading weight files safely, and saying exactly what was taken from them.
+
+Never runs code from a file: PyTorch's weights-only loader and safetensors are the only readers.
+"""
+
+import json
+import pickle
+import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from jumbo_vit.errors import UserError
+
+# Wrappers add these in front of names: DataParallel/DDP, torch.compile, and our own training module.
+_WRAPPERS = ("module.", "_orig_mod.", "model.")
+# Where training frameworks keep the weights inside a checkpoint, in the order in which they are looked for.
+_NESTED = ("state_dict_ema", "model_ema", "state_dict", "model")
+
+
+def plain_names(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Strip `module.`, `_orig_mod.` and `model.` in any order and number, and take the authors' names as ours.
+
+    Only stripped when every name carries the wrapper: a prefix on some names alone is part of the model's own naming.
+    """
+    names = dict(state)
+    while names and any(all(name.startswith(wrapper) for name in names) for wrapper in _WRAPPERS):
+        names = {name.split(".", 1)[1]: value for name, value in names.items()}
+    if "jumbo_token" in names:
+        names["reg_token"] = names.pop("jumbo_token")
+        names.pop("cls_token", None)  # the official class inherits it and never reads it
+    return names
+
+
+def read_weights(path: str | Path) -> dict[str, Tensor]:
+    """Read a `.safetensors`, `.pth`, `.pt`, `.bin` or `.ckpt` file as a flat dict of tensors with plain names.
+
+    Raises:
+        UserError: No such file; a corrupt or cut one; one that needs to run code; or one that holds no weights.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise UserError(f"no such checkpoint: {path}")
+    content = _read_safetensors(path) if path.suffix == ".safetensors" else _read_pickle(path)
+    for key in _NESTED:
+        nested = content.get(key) if isinstance(content, Mapping) else None
+        if isinstance(nested, Mapping) and nested:
+            content = nested
+            break
+    if not isinstance(content, Mapping):
+        raise UserError(f"{path} holds a {type(content).__name__}, not a dict of weights (a state dict)")
+    tensors = {name: v for name, v in content.items() if isinstance(name, str) and isinstance(v, Tensor)}
+    if not tensors:
+        raise UserError(
+            f"{path} holds no weights: its entries are {', '.join(sorted(map(str, content))[:5]) or 'none'}"
+        )
+    return plain_names(tensors)
+
+
+def _read_safetensors(path: Path) -> dict[str, Tensor]:
+    try:
+        return load_file(path)
+    except (SafetensorError, ValueError) as error:
+        raise UserError(f"{path} is not a readable safetensors file, or is cut off: {_first_line(error)}") from error
+
+
+def _read_pickle(path: Path) -> Any:
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        if "weights_only" in str(error).lower() or "weights only" in str(error).lower():
+            raise UserError(
+                f"{path} wants to run code when it is read, so it was not opened; if you trust its source, convert it "
+                "yourself: load it with torch.load(..., weights_only=False) and save the plain state dict"
+            ) from error
+        raise UserError(f"{path} is not a readable checkpoint, or is cut off: {_first_line(error)}") from error
+    except (
+        RuntimeError,
+        EOFError,
+        zipfile.BadZipFile,
+        KeyError,
+        ValueError,
+        OSError,
+        AttributeError,
+        TypeError,
+    ) as error:
+        raise UserError(f"{path} is not a readable checkpoint, or is cut off: {_first_line(error)}") from error
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0][:160] if lines else type(error).__name__
+
+
+@dataclass
+class LoadReport:
+    """What became of each tensor of a checkpoint.
+
+    Args:
+        loaded: Names taken unchanged.
+        resized: Names whose value was resampled or converted, with the two shapes.
+        new: The model's names that the file does not serve; they keep their fresh start.
+        unused: The file's names that the model does not have.
+    """
+
+    loaded: list[str] = field(default_factory=list)
+    resized: list[str] = field(default_factory=list)
+    new: list[str] = field(default_factory=list)
+    unused: list[str] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        total = len(self.loaded) + len(self.resized) + len(self.new)
+        parts = [f"loaded {len(self.loaded) + len(self.resized)} of {total} tensors"]
+        for word, names in (("resized", self.resized), ("new", self.new), ("not used", self.unused)):
+            if names:
+                parts.append(f"{word}: {', '.join(_grouped(names))}")
+        return "; ".join(parts)
+
+
+def _grouped(names: list[str], most: int = 8) -> list[str]:
+    """Names of all blocks folded into one entry, so that a report stays readable."""
+    folded: dict[str, int] = {}
+    for name in names:
+        words = name.split(".")
+        key = ".".join("*" if word.isdigit() and words[0] == "blocks" else word for word in words)
+        folded[key] = folded.get(key, 0) + 1
+    rows = [key if count == 1 else f"{key} ({count})" for key, count in folded.items()]
+    return rows if len(rows) <= most else [*rows[:most], f"and {len(rows) - most} more"]
+
+
+def load_exactly(model: nn.Module, state: Mapping[str, Tensor], source: object) -> None:
+    """Load `state` into `model`, which must match in every name and shape.
+
+    Raises:
+        UserError: Something is missing, left over or of another shape; the first few are named.
+    """
+    own = model.state_dict()
+    missing = sorted(own.keys() - state.keys())
+    unknown = sorted(state.keys() - own.keys())
+    other = sorted(k for k in own.keys() & state.keys() if own[k].shape != state[k].shape)
+    if missing or unknown or other:
+        faults = [
+            f"{word} {', '.join(_grouped(names, 4))}"
+            for word, names in (
+                ("missing:", missing),
+                ("unknown:", unknown),
+                ("other shape:", [f"{k} {tuple(state[k].shape)} instead of {tuple(own[k].shape)}" for k in other]),
+            )
+            if names
+        ]
+        raise UserError(f"{source} does not fit the model ({'; '.join(faults)})")
+    model.load_state_dict(dict(state))
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object from a file.
+
+    Raises:
+        UserError: The file is missing, cut or holds something else.
+    """
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise UserError(f"no such file: {path}") from error
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} is not readable JSON: {_first_line(error)}") from error
+    if not isinstance(content, dict):
+        raise UserError(f"{path} holds a {type(content).__name__}, where a JSON object is expected")
+    return content

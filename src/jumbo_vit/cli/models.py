@@ -1,0 +1,78 @@
+"""`jumbo-vit models`."""
+
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass
+class Config:
+    """List the registered sizes: parameters, operations, and what is known of the authors' weights.
+
+    Args:
+        json: Write the table as JSON to this file.
+    """
+
+    json: str | None = None
+
+
+def table() -> list[dict[str, Any]]:
+    """One row a size; accuracy in percent as the authors give it, GMACs for one picture."""
+    from jumbo_vit.measure.cost import cost, macs
+    from jumbo_vit.sizes import MODEL_NAMES, SIZES
+
+    rows = []
+    for name, key in MODEL_NAMES.items():
+        size = SIZES[key]
+        counted = cost(size)
+        official = size.official_top1 is not None
+        rows.append(
+            {
+                "name": name,
+                "width": size.dim,
+                "depth": size.depth,
+                "heads": size.heads,
+                "num_jumbo": size.num_jumbo,
+                "classes": size.num_classes,
+                "parameters": counted.parameters,
+                "shared_ffn": counted.shared_ffn,
+                "gmacs_128": macs(size, 128) / 1e9,
+                "gmacs_224": macs(size, 224) / 1e9,
+                "imagenet_top1": size.official_top1,
+                "weights": "antofuller/jumbo (hub)" if official else None,
+                "license": "not stated (code: MIT)" if official else None,
+            }
+        )
+    return rows
+
+
+def run(config: Config) -> None:
+    """Print the table, and write it where asked."""
+    rows = table()
+    if config.json:
+        from jumbo_vit.files import write_json
+
+        write_json(config.json, rows)
+    head = ("name", "D", "depth", "J", "params", "shared FFN", "GMACs 128", "GMACs 224", "top-1", "licence of weights")
+    lines = [head]
+    for row in rows:
+        top1 = f"{row['imagenet_top1']:.2f}" if row["imagenet_top1"] else "-"
+        lines.append(
+            (
+                row["name"],
+                str(row["width"]),
+                str(row["depth"]),
+                str(row["num_jumbo"]),
+                f"{row['parameters'] / 1e6:.2f} M",
+                f"{row['shared_ffn'] / 1e6:.2f} M",
+                f"{row['gmacs_128']:.2f}",
+                f"{row['gmacs_224']:.2f}",
+                top1,
+                row["license"] or "-",
+            )
+        )
+    widths = [max(len(line[i]) for line in lines) for i in range(len(head))]
+    for line in lines:
+        print("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
+    print(
+        "\ntop-1: ImageNet-1K at 224 px as the authors give it for their weights; GMACs of the layers with weights, for one picture."
+    )

@@ -1,0 +1,1 @@
+"""What enters: pictures, folders, tables. Nothing here imports torch."""

@@ -1,0 +1,87 @@
+"""The order in which a run sees its samples: a function of seed and epoch, cut for processes and accumulation.
+
+One update takes `batch_size * world * accumulate` samples of a shuffled epoch. The last update of an epoch takes what
+is left, and each of its samples still counts once: the loop scales by the true size.
+"""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from jumbo_vit.seeds import mix_seed
+
+
+class Draw(NamedTuple):
+    """One sample to load: `real` is False for a filler, which keeps a process without a share in step."""
+
+    epoch: int
+    sample: int
+    real: bool = True
+
+
+class EpochBatches:
+    """A batch sampler for `torch.utils.data.DataLoader` with a position: `epoch`, and `start` in updates.
+
+    Args:
+        size: Samples in the training set.
+        batch_size: Samples in one forward pass of one process.
+        seed: The run's seed.
+        rank: This process.
+        world: Number of processes.
+        accumulate: Forward passes per update.
+        shuffle: False keeps the set's own order (tests).
+    """
+
+    def __init__(
+        self,
+        size: int,
+        batch_size: int,
+        seed: int,
+        rank: int = 0,
+        world: int = 1,
+        accumulate: int = 1,
+        shuffle: bool = True,
+    ) -> None:
+        self.size, self.batch_size, self.seed = size, batch_size, seed
+        self.rank, self.world, self.accumulate, self.shuffle = rank, world, accumulate, shuffle
+        self.epoch = 0
+        self.start = 0
+
+    @property
+    def samples_per_update(self) -> int:
+        """Samples over all processes and forward passes of a full update."""
+        return self.batch_size * self.world * self.accumulate
+
+    @property
+    def updates(self) -> int:
+        """Updates in one epoch, the last of which may be smaller."""
+        return -(-self.size // self.samples_per_update)
+
+    def update_size(self, update: int) -> int:
+        """Samples over all processes in update `update` of the epoch."""
+        return min(self.samples_per_update, self.size - update * self.samples_per_update)
+
+    def passes(self, update: int) -> int:
+        """Forward passes of each process in update `update` of the epoch."""
+        return -(-self.update_size(update) // (self.batch_size * self.world))
+
+    def order(self, epoch: int) -> np.ndarray:
+        """The epoch's permutation of all samples, equal in every process."""
+        if not self.shuffle:
+            return np.arange(self.size)
+        return np.random.default_rng(mix_seed(self.seed, "order", epoch)).permutation(self.size)
+
+    def __iter__(self) -> Iterator[list[Draw]]:
+        order = self.order(self.epoch)
+        for update in range(self.start, self.updates):
+            first = update * self.samples_per_update
+            members = order[first : first + self.update_size(update)]
+            for pass_ in range(self.passes(update)):
+                chunk = members[pass_ * self.batch_size * self.world :][: self.batch_size * self.world]
+                share = np.array_split(chunk, self.world)[self.rank]
+                draws = [Draw(self.epoch, int(index)) for index in share]
+                yield draws or [Draw(self.epoch, int(order[0]), real=False)]
+
+    def __len__(self) -> int:
+        return sum(self.passes(update) for update in range(self.start, self.updates))

@@ -1,0 +1,30 @@
+"""Mistakes a user can make, as exceptions that carry one clear line."""
+
+import difflib
+from collections.abc import Iterable
+
+
+class UserError(ValueError):
+    """A user's mistake: the message is one line that says what came, what is allowed, what to change.
+
+    The command line prints it without a traceback and ends with exit code 2.
+    """
+
+
+class UnreadableImage(UserError):
+    """A file that cannot be used as a picture; `path` names it and `reason` says why, without the path."""
+
+    def __init__(self, path: object, reason: str) -> None:
+        super().__init__(f"cannot read the picture {path}: {reason}")
+        self.path = str(path)
+        self.reason = reason
+
+    def __reduce__(self) -> tuple[type["UnreadableImage"], tuple[str, str]]:
+        # Worker processes send exceptions by pickle, which would call __init__ with the message alone.
+        return type(self), (self.path, self.reason)
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """`" (did you mean X?)"` for the closest of `known`, or an empty string."""
+    match = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
+    return f" (did you mean {match[0]}?)" if match else ""

@@ -1,0 +1,218 @@
+"""A model on disk: `model.safetensors` and `config.json` in the Hugging Face hub's form, as timm writes and reads them.
+
+The folder carries the whole contract: architecture and arguments, label names, preparation, task, lineage. Evaluation,
+prediction and export need nothing else.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import timm
+import torch
+from safetensors.torch import save as to_safetensors
+from timm.data import ImageNetInfo
+from timm.models import is_model, list_models
+from timm.models._hub import save_config_for_hf
+from torch import Tensor, nn
+
+import jumbo_vit.registry  # noqa: F401  (a folder names a registered model)
+from jumbo_vit.checkpoints import load_exactly, read_json, read_weights
+from jumbo_vit.data.pipeline import Preparation
+from jumbo_vit.errors import UserError, nearest
+from jumbo_vit.files import write_bytes, write_text
+from jumbo_vit.predictor import Contract, Predictor
+from jumbo_vit.sizes import MODEL_NAMES, SIZES
+
+FORMAT = 1
+
+
+def make_model(name: str, **kwargs: Any) -> nn.Module:
+    """`timm.create_model` for any registered name, with an unknown name or a wrong argument as one clear line.
+
+    Raises:
+        UserError: The name is unknown (the nearest is named), or the model does not take an argument or value.
+    """
+    if not is_model(name):
+        ours = list(MODEL_NAMES)
+        close = nearest(name, ours) or nearest(name, list_models())
+        raise UserError(f"unknown model {name}{close}; `jumbo-vit models` lists ours, timm.list_models() all others")
+    try:
+        model: nn.Module = timm.create_model(name, **kwargs)
+    except UserError:
+        raise
+    except (TypeError, AssertionError, ValueError) as error:
+        raise UserError(f"{name} cannot be made with {kwargs}: {error}") from error
+    return model
+
+
+def save_folder(
+    folder: str | Path, model: nn.Module, contract: Contract, state: Mapping[str, Tensor] | None = None
+) -> None:
+    """Write a model folder; each of its two files is replaced whole.
+
+    Args:
+        folder: Made if it is missing.
+        model: A timm model; its recorded arguments make the configuration.
+        contract: The rest of what the folder says.
+        state: Weights to write instead of the model's own (averaged ones, say).
+    """
+    folder = Path(folder)
+    own = {
+        "format": FORMAT,
+        "task": contract.task,
+        "labels": contract.labels,
+        "thresholds": contract.thresholds,
+        **contract.lineage,
+    }
+    # The preparation is written below as it is; timm would complete a partial one from the source weights' own.
+    cfg = {**contract.preparation.to_cfg(), "test_input_size": None, "test_crop_pct": None}
+    with TemporaryDirectory() as scratch:
+        draft = Path(scratch) / "config.json"
+        save_config_for_hf(model, str(draft), {"label_names": contract.labels, "jumbo_vit": own}, data_config=cfg)
+        config = json.loads(draft.read_text())
+    config["pretrained_cfg"].update(contract.preparation.to_cfg())
+    tensors = {name: value.detach().cpu().contiguous() for name, value in (state or model.state_dict()).items()}
+    data = to_safetensors(tensors, metadata={"format": "pt"})
+    write_bytes(folder / "model.safetensors", data)
+    write_text(folder / "config.json", json.dumps(config, indent=2, ensure_ascii=False) + "\n")
+
+
+def resolve_folder(path: str | Path) -> Path:
+    """The model folder that `path` means: itself, or `path/model` where `path` is a run.
+
+    Raises:
+        UserError: Neither is one.
+    """
+    path = Path(path)
+    for candidate in (path, path / "model"):
+        if (candidate / "config.json").is_file():
+            return candidate
+    if not path.exists():
+        raise UserError(f"no such model: {path}; give a model folder such as runs/digits/model, or an official .pth")
+    raise UserError(f"{path} is no model folder: it holds no config.json (a run keeps its best model in DIR/model)")
+
+
+def read_contract(folder: Path) -> tuple[str, dict[str, Any], Contract]:
+    """Read `config.json`: the architecture's name, its arguments, and the contract.
+
+    Raises:
+        UserError: The file is cut, or lacks what a model needs.
+    """
+    config = read_json(folder / "config.json")
+    cfg = config.get("pretrained_cfg", {})
+    own = config.get("jumbo_vit", {})
+    labels = own.get("labels") or config.get("label_names")
+    classes = config.get("num_classes", cfg.get("num_classes"))
+    if "architecture" not in config or classes is None:
+        raise UserError(
+            f"{folder / 'config.json'} names no architecture and number of classes, as timm's hub form does"
+        )
+    if own.get("format", FORMAT) > FORMAT:
+        raise UserError(
+            f"{folder} is of format {own['format']}; this version reads up to {FORMAT}, so upgrade jumbo-vit"
+        )
+    if isinstance(labels, dict):
+        labels = [labels[key] for key in sorted(labels, key=int)]
+    labels = [str(label) for label in labels] if labels else [str(i) for i in range(classes)]
+    if len(labels) != classes:
+        raise UserError(f"{folder / 'config.json'} holds {len(labels)} label names for {classes} classes")
+    known = ("format", "task", "labels", "thresholds")
+    contract = Contract(
+        task=own.get("task", "multiclass"),
+        labels=labels,
+        preparation=Preparation.from_cfg(cfg),
+        thresholds=own.get("thresholds"),
+        lineage={key: value for key, value in own.items() if key not in known},
+    )
+    args = {
+        key: tuple(value) if isinstance(value, list) else value for key, value in config.get("model_args", {}).items()
+    }
+    return config["architecture"], {**args, "num_classes": classes}, contract
+
+
+def open_folder(path: str | Path) -> tuple[nn.Module, Contract]:
+    """A model folder's model, in evaluation mode on the CPU, and its contract.
+
+    Raises:
+        UserError: No such folder, a cut or foreign file, or weights that do not fit the architecture.
+    """
+    folder = resolve_folder(path)
+    name, args, contract = read_contract(folder)
+    weights = next((p for p in (folder / "model.safetensors", folder / "pytorch_model.bin") if p.is_file()), None)
+    if weights is None:
+        raise UserError(f"{folder} holds no model.safetensors; a model folder is config.json and model.safetensors")
+    model = make_model(name, **args)
+    load_exactly(model, read_weights(weights), weights)
+    return model.eval(), contract
+
+
+def open_official(path: str | Path) -> tuple[nn.Module, Contract]:
+    """An official checkpoint file's model and contract; the size is told by names and shapes.
+
+    Raises:
+        UserError: Corrupt, or not one of the authors' checkpoints.
+    """
+    state = read_weights(path)
+    token = state.get("reg_token")
+    depth = len({name.split(".")[1] for name in state if name.startswith("blocks.")})
+    for name, size in MODEL_NAMES.items():
+        row = SIZES[size]
+        if row.official_top1 is None or token is None:
+            continue
+        if tuple(token.shape) == (1, row.num_jumbo, row.dim) and depth == row.depth and "head.bias" in state:
+            info = ImageNetInfo()
+            model: Any = make_model(name, num_classes=len(state["head.bias"]))
+            load_exactly(model, state, path)
+            labels = [info.index_to_description(i) for i in range(1000)] if model.num_classes == 1000 else []
+            lineage = {"source": f"antofuller/jumbo {Path(path).name}", "license": "not stated (code: MIT)"}
+            preparation = Preparation.from_cfg(model.pretrained_cfg)
+            names = _unique(labels) or [str(i) for i in range(int(model.num_classes))]
+            return model.eval(), Contract("multiclass", names, preparation, lineage=lineage)
+    seen = f"its token is {tuple(token.shape)}" if token is not None else "it has no jumbo_token"
+    raise UserError(
+        f"{path} is not one of the official Jumbo checkpoints ({seen}, {depth} blocks); give a model folder, "
+        "or start a training from it with --init-from"
+    )
+
+
+def _unique(labels: list[str]) -> list[str]:
+    """ImageNet has two classes called crane and two called maillot: number the later ones, names must be unique."""
+    seen: dict[str, int] = {}
+    result = []
+    for label in labels:
+        seen[label] = seen.get(label, 0) + 1
+        result.append(label if seen[label] == 1 else f"{label} ({seen[label]})")
+    return result
+
+
+def load(path: str | Path, device: str = "auto") -> Predictor:
+    """Open a model folder, a run's folder, or an official checkpoint file, ready to predict.
+
+    Args:
+        path: `DIR/model`, `DIR`, or `jumbo_<size>.pth` as the authors publish it.
+        device: "auto", "cpu", "cuda" or "mps".
+
+    Raises:
+        UserError: Nothing there, a corrupt or foreign file, a file that wants to run code, or no such device.
+    """
+    path = Path(path)
+    model, contract = open_official(path) if path.is_file() else open_folder(path)
+    return Predictor(model, contract, pick_device(device))
+
+
+def pick_device(name: str) -> torch.device:
+    """The device that "auto", "cpu", "cuda" or "mps" means here.
+
+    Raises:
+        UserError: The machine does not have it.
+    """
+    have = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    if name == "auto":
+        return torch.device("cuda" if have["cuda"] else "mps" if have["mps"] else "cpu")
+    if not have.get(name, False):
+        usable = ", ".join(key for key, there in have.items() if there)
+        raise UserError(f"device {name} is not usable on this machine; use auto or one of: {usable}")
+    return torch.device(name)

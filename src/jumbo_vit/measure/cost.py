@@ -1,0 +1,57 @@
+"""Parameters and multiply-accumulates in closed form, so that the table of models needs no torch.
+
+Conventions: a MAC is one multiplication with its addition. Counted are the layers with weights (Linear and convolution),
+as the usual counters do, which do not see fused attention; the products of queries with keys and of weights with values
+are counted apart, by `attention_macs`. Biases, norms, softmax and activations are not counted.
+"""
+
+from dataclasses import dataclass
+
+from jumbo_vit.sizes import Size
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What one size costs.
+
+    Args:
+        parameters: All of them, head included.
+        shared_ffn: Those of the Jumbo FFN that all blocks share.
+    """
+
+    parameters: int
+    shared_ffn: int
+
+
+def _linear(inputs: int, outputs: int) -> int:
+    return inputs * outputs + outputs
+
+
+def cost(size: Size, num_classes: int | None = None, in_chans: int = 3) -> Cost:
+    """Parameters of a size with the paper's head (Jumbo and patch mean)."""
+    dim, wide = size.dim, size.num_jumbo * size.dim
+    classes = size.num_classes if num_classes is None else num_classes
+    shared = _linear(wide, 4 * wide) + _linear(4 * wide, wide)
+    block = _linear(dim, 3 * dim) + _linear(dim, dim) + _linear(dim, 4 * dim) + _linear(4 * dim, dim)
+    norms = 2 * (dim + dim + wide)
+    patches = (size.img_size // size.patch_size) ** 2
+    embed = _linear(in_chans * size.patch_size**2, dim) + patches * dim + wide
+    head = _linear(wide + dim, classes) if classes else 0
+    return Cost(size.depth * (block + norms) + shared + embed + 2 * dim + head, shared)
+
+
+def macs(size: Size, pixels: int, num_classes: int | None = None, in_chans: int = 3) -> int:
+    """Multiply-accumulates of one picture of `pixels` x `pixels` through a size's layers with weights, head included."""
+    dim, wide, jumbo = size.dim, size.num_jumbo * size.dim, size.num_jumbo
+    classes = size.num_classes if num_classes is None else num_classes
+    patches = (pixels // size.patch_size) ** 2
+    tokens = patches + jumbo
+    block = tokens * 4 * dim * dim + patches * 8 * dim * dim + 8 * wide * wide
+    embed = patches * in_chans * size.patch_size**2 * dim
+    return size.depth * block + embed + (wide + dim) * classes
+
+
+def attention_macs(size: Size, pixels: int) -> int:
+    """Multiply-accumulates of the attention products themselves, which grow with the square of the tokens."""
+    tokens = (pixels // size.patch_size) ** 2 + size.num_jumbo
+    return size.depth * 2 * tokens * tokens * size.dim

@@ -1,0 +1,1 @@
+"""What is learned: one module a task, and the one loop that they share."""

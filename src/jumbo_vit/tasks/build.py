@@ -1,0 +1,165 @@
+"""The parts of a run, made from complete options."""
+
+import dataclasses
+import platform
+import zlib
+from pathlib import Path
+from typing import Any
+
+import timm
+import torch
+import yaml
+from timm.optim import create_optimizer_v2
+from torch import nn
+
+from jumbo_vit.data.pipeline import Augmentation, Preparation
+from jumbo_vit.data.sets import Splits
+from jumbo_vit.errors import UserError
+from jumbo_vit.files import write_text
+from jumbo_vit.folder import make_model
+from jumbo_vit.seeds import mix_seed
+from jumbo_vit.tasks.classify import Classification, Mixing
+from jumbo_vit.tasks.config import TrainConfig, parse_size
+from jumbo_vit.tasks.loop import Plan
+from jumbo_vit.tasks.score import new_score
+from jumbo_vit.version import __version__
+from jumbo_vit.vit import check_size
+
+
+def load_config(out: Path) -> TrainConfig:
+    """The options of a run, from its `config.yaml`.
+
+    Raises:
+        UserError: The file is damaged or of another version.
+    """
+    try:
+        fields = yaml.safe_load((out / "config.yaml").read_text(encoding="utf-8"))
+        if fields.get("scale") is not None:
+            fields["scale"] = tuple(fields["scale"])
+        return TrainConfig(**fields)
+    except (OSError, yaml.YAMLError, TypeError, AttributeError) as error:
+        raise UserError(f"{out / 'config.yaml'} cannot be read as a run's options: {error}") from error
+
+
+def save_config(out: Path, config: TrainConfig) -> None:
+    """Write `config.yaml`, which `--config` and `--resume` take."""
+    fields = {f.name: getattr(config, f.name) for f in dataclasses.fields(config) if f.name not in ("given", "resume")}
+    fields["scale"] = list(config.scale or (1.0, 1.0))
+    write_text(out / "config.yaml", yaml.safe_dump(fields, sort_keys=False, allow_unicode=True))
+
+
+def build_model(config: TrainConfig, num_classes: int) -> tuple[nn.Module, Preparation]:
+    """The model with the run's fixed first weights, and the preparation of its input.
+
+    Raises:
+        UserError: An unknown name, an option it does not take, or a size that its patches do not tile.
+    """
+    assert config.model is not None and config.in_chans is not None
+    kwargs: dict[str, Any] = {"num_classes": num_classes, "in_chans": config.in_chans}
+    if config.drop_path:
+        kwargs["drop_path_rate"] = config.drop_path
+    if config.img_size:
+        kwargs["img_size"] = parse_size(config.img_size)
+    if config.patch_size:
+        kwargs["patch_size"] = config.patch_size
+    torch.manual_seed(mix_seed(config.seed, "weights"))
+    model: Any = make_model(config.model, **kwargs)
+    cfg = model.pretrained_cfg
+    size = kwargs.get("img_size") or tuple(cfg["input_size"][-2:])
+    patch = getattr(getattr(model, "patch_embed", None), "patch_size", None)
+    if patch is not None:
+        check_size(size, patch)
+    if config.in_chans == len(cfg["mean"]):
+        preparation = dataclasses.replace(Preparation.from_cfg(cfg), input_size=(config.in_chans, *size))
+    else:
+        style = {"crop_pct": cfg["crop_pct"], "interpolation": cfg["interpolation"]}
+        preparation = Preparation.for_channels(config.in_chans, size, **style)
+    return model, preparation
+
+
+def augmentation(config: TrainConfig) -> Augmentation:
+    """The training transform that complete options ask for."""
+    return Augmentation(
+        aa=config.aa or "",
+        color_jitter=config.color_jitter or 0.0,
+        hflip=config.hflip or 0.0,
+        scale=config.scale or (1.0, 1.0),
+        reprob=config.reprob or 0.0,
+    )
+
+
+def make_optimizer(model: nn.Module, config: TrainConfig) -> Any:
+    """timm's optimizer, with layer decay and without weight decay on norms, biases, tokens and positions.
+
+    Raises:
+        UserError: timm does not know the optimizer.
+    """
+    decay = config.layer_decay if config.layer_decay and config.layer_decay < 1 else None
+    try:
+        return create_optimizer_v2(
+            model, opt=config.opt, lr=config.lr, weight_decay=config.weight_decay or 0.0, layer_decay=decay
+        )
+    except (ValueError, AssertionError) as error:
+        if "optimizer" not in str(error).lower():
+            raise
+        raise UserError(f"--opt {config.opt} is no optimizer of timm; try adamw, lamb, sgd or lion") from error
+
+
+def make_objective(config: TrainConfig, num_classes: int) -> Classification:
+    """Loss and mixing from complete options."""
+    mixing = Mixing(config.mixup or 0.0, config.cutmix or 0.0, smoothing=config.smoothing or 0.0)
+    return Classification(config.task, num_classes, mixing)
+
+
+def make_plan(config: TrainConfig, labels: list[str]) -> Plan:
+    """The loop's numbers from complete options."""
+    return Plan(
+        epochs=config.epochs or 1,
+        lr=config.lr or 0.0,
+        min_lr=config.min_lr or 0.0,
+        warmup_epochs=config.warmup_epochs or 0.0,
+        clip_grad=config.clip_grad,
+        seed=config.seed,
+        metric=new_score(config.task, labels).metric,
+        patience=config.patience,
+        recovery_interval=config.recovery_interval,
+    )
+
+
+def make_logger(kind: str, out: Path) -> Any:
+    """A logger of Lightning's, writing into the run's folder.
+
+    Raises:
+        UserError: Its package is not installed.
+    """
+    try:
+        if kind == "tensorboard":
+            from lightning.fabric.loggers import TensorBoardLogger
+
+            return TensorBoardLogger(out, name="tensorboard", version="")
+        if kind == "wandb":
+            from lightning.pytorch.loggers import WandbLogger
+
+            return WandbLogger(project="jumbo-vit", name=out.name, save_dir=out)
+        from lightning.pytorch.loggers import MLFlowLogger
+
+        return MLFlowLogger(experiment_name="jumbo-vit", run_name=out.name, save_dir=str(out / "mlflow"))
+    except ModuleNotFoundError as error:
+        raise UserError(
+            f"--logger {kind} needs the package {error.name or kind}: pip install {error.name or kind}"
+        ) from error
+
+
+def fingerprint(splits: Splits) -> str:
+    """A checksum of names and labels, in order: a resumed run must see the same pictures."""
+    checksum = 0
+    for part in (splits.train, splits.val):
+        for index, sample in enumerate(part.samples):
+            checksum = zlib.crc32(f"{part.name(index)}:{sample.labels}\n".encode(), checksum)
+    return f"{len(splits.train)}+{len(splits.val)}:{checksum:08x}"
+
+
+def versions() -> dict[str, str]:
+    """Versions that decide results."""
+    found = {"jumbo_vit": __version__, "torch": torch.__version__, "timm": timm.__version__}
+    return {name: str(version) for name, version in found.items()} | {"python": platform.python_version()}

@@ -1,0 +1,106 @@
+"""The batch that gave no finite loss: written as it happened, and computed again on request."""
+
+import io
+import math
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from jumbo_vit.errors import UserError
+from jumbo_vit.files import write_bytes
+from jumbo_vit.tasks.fabric import PRECISIONS
+from jumbo_vit.tasks.loop import Bad
+from jumbo_vit.tasks.state import Progress
+
+FILE = "bad-batch.pt"
+
+
+def write_bad(path: Path, model: nn.Module, progress: Progress, bad: Bad, precision: str, share: float) -> None:
+    """Write weights, batches, seeds and loss of a bad update: plain tensors and numbers.
+
+    Args:
+        path: The file to write.
+        model: The model, with the weights that the update saw.
+        progress: Where the run stands.
+        bad: The update's passes.
+        precision: "fp32", "bf16" or "fp16".
+        share: 1 over the number of samples in the update.
+    """
+    content = {
+        "jumbo_vit_bad_batch": 1,
+        "model": {name: value.detach().cpu() for name, value in model.state_dict().items()},
+        "batches": [tuple(part.cpu() for part in batch) for batch in bad.batches],
+        "seeds": bad.seeds,
+        "loss": bad.loss,
+        "share": share,
+        "precision": precision,
+        "epoch": progress.epoch,
+        "update": progress.update,
+    }
+    buffer = io.BytesIO()
+    torch.save(content, buffer)
+    write_bytes(path, buffer.getvalue())
+
+
+def replay(run: Path) -> dict[str, Any]:
+    """Compute the saved bad update of a run again, on the CPU, in the run's precision.
+
+    Returns:
+        `recorded` and `replayed` loss, whether they are the `same` value, the gradient's norm, which samples have a
+        loss that is not finite, and which inputs hold values that are not finite.
+
+    Raises:
+        UserError: The run has no bad batch, or the file is damaged.
+    """
+    from jumbo_vit.tasks.build import build_model, load_config, make_objective
+
+    path = run / FILE
+    if not path.is_file():
+        raise UserError(f"{run} holds no {FILE}: no loss of that run was other than finite, or it is another folder")
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True)
+        state = content["model"]
+    except Exception as error:  # whatever a damaged file makes the reader raise
+        raise UserError(f"{path} is cut off or no batch that was saved by a run") from error
+    config = load_config(run)
+    classes = state[_head_name(state)].shape[0]
+    model, _ = build_model(config, classes)
+    model.load_state_dict(state)
+    model.train()
+    objective = make_objective(config, classes)
+    low = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(content["precision"])
+    assert content["precision"] in PRECISIONS
+    total = torch.zeros(())
+    losses = []
+    for (images, targets, weights), seed in zip(content["batches"], content["seeds"], strict=True):
+        with torch.autocast("cpu", dtype=low or torch.bfloat16, enabled=low is not None):
+            each = objective.step(model, (images, targets), seed)
+        share = (each * weights).sum()
+        (share * content["share"]).backward()
+        losses.append(each.detach())
+        total += share.detach().float()
+    loss, recorded = float(total) * content["share"], float(content["loss"])
+    norm = float(torch.nn.utils.get_total_norm([p.grad for p in model.parameters() if p.grad is not None]))
+    each_loss = torch.cat(losses)
+    finite_inputs = torch.cat([images.flatten(1).isfinite().all(1) for (images, _, _) in content["batches"]])
+    return {
+        "epoch": content["epoch"] + 1,
+        "update": content["update"],
+        "recorded": recorded,
+        "replayed": loss,
+        "same": loss == recorded or (math.isnan(loss) and math.isnan(recorded)),
+        "gradient_norm": norm,
+        "samples": len(each_loss),
+        "bad_samples": (~each_loss.isfinite()).nonzero().flatten().tolist(),
+        "bad_inputs": (~finite_inputs).nonzero().flatten().tolist(),
+        "bad_weights": [name for name, value in state.items() if not value.isfinite().all()],
+    }
+
+
+def _head_name(state: dict[str, Any]) -> str:
+    names = [
+        name for name in ("head.bias", "head.weight", "fc.bias", "classifier.bias", "head.fc.bias") if name in state
+    ]
+    return names[0] if names else list(state)[-1]

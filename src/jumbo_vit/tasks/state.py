@@ -1,0 +1,122 @@
+"""The state of a run on disk: written whole or not at all, read safely, always with one before it.
+
+`last.ckpt` holds everything that the next update depends on. Random numbers need no state (see `seeds`). The file it
+replaces becomes `previous.ckpt`.
+"""
+
+import os
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from jumbo_vit.errors import UserError
+from jumbo_vit.files import write_atomically
+
+FORMAT = 1
+LAST, PREVIOUS = "last.ckpt", "previous.ckpt"
+
+
+@dataclass
+class Progress:
+    """Where a run is.
+
+    Args:
+        epoch: Epochs done.
+        update: Updates done of the epoch under way, bad ones counted.
+        updates: Updates that changed the weights; the schedule counts these.
+        bad: Updates skipped because the loss or its gradient was not finite.
+        bad_in_a_row: How many of them came last without a good one between.
+        loss_sum: Sum over the samples of the epoch under way of their training losses, good updates only.
+        loss_count: Samples in that sum.
+        seconds: Time of training so far, in all sessions.
+        finished: The last epoch is done, or early stopping ended the run.
+        stopped_early: Early stopping ended it.
+        stale: Epochs since the best score.
+        best_score: The best score so far, or None.
+        best_epoch: The epoch (counted from 1) that gave it.
+        best_weights: "plain" or "averaged".
+        history: A row of numbers for each epoch.
+    """
+
+    epoch: int = 0
+    update: int = 0
+    updates: int = 0
+    bad: int = 0
+    bad_in_a_row: int = 0
+    loss_sum: float = 0.0
+    loss_count: int = 0
+    seconds: float = 0.0
+    finished: bool = False
+    stopped_early: bool = False
+    stale: int = 0
+    best_score: float | None = None
+    best_epoch: int = 0
+    best_weights: str = "plain"
+    history: list[dict[str, Any]] = field(default_factory=list)
+
+
+def write_state(out: Path, content: dict[str, Any], progress: Progress) -> None:
+    """Write `last.ckpt`; the one that stood there becomes `previous.ckpt`.
+
+    Raises:
+        UserError: The disk is full or read-only; the checkpoints that stood there are untouched.
+    """
+    whole = {"jumbo_vit_run": FORMAT, "progress": asdict(progress), **content}
+    last, fresh = out / LAST, out / f".{LAST}.new"
+    write_atomically(fresh, lambda file: torch.save(whole, file))
+    if last.exists():
+        os.replace(last, out / PREVIOUS)
+    os.replace(fresh, last)
+
+
+def read_state(path: Path) -> tuple[dict[str, Any], Progress]:
+    """Read a run's checkpoint, without running code from it.
+
+    Raises:
+        UserError: It is cut, or not a run's checkpoint; one line.
+    """
+    try:
+        whole = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # whatever a damaged file makes the reader raise, the user's case is the same
+        raise UserError(f"{path} is cut off or no checkpoint of a run") from error
+    if not isinstance(whole, dict) or "jumbo_vit_run" not in whole:
+        raise UserError(f"{path} is no checkpoint of a run (a model's weights start a new one by --init-from)")
+    if whole["jumbo_vit_run"] > FORMAT:
+        raise UserError(f"{path} is of format {whole['jumbo_vit_run']}; this version reads up to {FORMAT}: upgrade")
+    return whole, Progress(**whole["progress"])
+
+
+def find_state(resume: str) -> tuple[Path, dict[str, Any], Progress]:
+    """The run's folder and the state that `--resume` means: a run's folder, or one of its `.ckpt` files.
+
+    Raises:
+        UserError: No such folder, no checkpoint in it, or a damaged one (the one before it is offered).
+    """
+    path = Path(resume)
+    if not path.exists():
+        raise UserError(f"--resume {resume}: no such folder")
+    out = path if path.is_dir() else path.parent
+    if not (out / "config.yaml").is_file():
+        raise UserError(f"--resume {resume}: no run, {out} holds no config.yaml")
+    chosen = next((p for p in (out / LAST, out / PREVIOUS) if p.is_file()), None) if path.is_dir() else path
+    if chosen is None:
+        raise UserError(f"--resume {resume}: the run was stopped before its first checkpoint; start it again")
+    try:
+        return out, *read_state(chosen)
+    except UserError as error:
+        raise UserError(f"{error}{_offer(out, chosen)}") from error
+
+
+def _offer(out: Path, broken: Path) -> str:
+    for other in (out / LAST, out / PREVIOUS):
+        if other == broken or not other.is_file():
+            continue
+        try:
+            _, progress = read_state(other)
+        except UserError:
+            continue
+        where = f"epoch {progress.epoch + 1}, update {progress.update}"
+        return f"; {other} is whole ({where}): go on with --resume {other}"
+    return "; there is no other checkpoint, so start again (the best model so far is in model/, usable by --init-from)"
