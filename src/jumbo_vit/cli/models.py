@@ -74,5 +74,6 @@ def run(config: Config) -> None:
     for line in lines:
         print("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
     print(
-        "\ntop-1: ImageNet-1K at 224 px as the authors give it for their weights; GMACs of the layers with weights, for one picture."
+        "\ntop-1: ImageNet-1K at 224 px, as the authors give it for their weights; "
+        "GMACs: one picture through the layers with weights."
     )

@@ -1,8 +1,8 @@
 """Parameters and multiply-accumulates in closed form, so that the table of models needs no torch.
 
-Conventions: a MAC is one multiplication with its addition. Counted are the layers with weights (Linear and convolution),
-as the usual counters do, which do not see fused attention; the products of queries with keys and of weights with values
-are counted apart, by `attention_macs`. Biases, norms, softmax and activations are not counted.
+Conventions: a MAC is one multiplication with its addition. Counted are the layers with weights (Linear and
+convolution), as the usual counters do, which do not see fused attention; the products of queries with keys and of
+weights with values are counted apart, by `attention_macs`. Biases, norms, softmax and activations are not counted.
 """
 
 from dataclasses import dataclass
@@ -41,7 +41,7 @@ def cost(size: Size, num_classes: int | None = None, in_chans: int = 3) -> Cost:
 
 
 def macs(size: Size, pixels: int, num_classes: int | None = None, in_chans: int = 3) -> int:
-    """Multiply-accumulates of one picture of `pixels` x `pixels` through a size's layers with weights, head included."""
+    """Multiply-accumulates of one picture of `pixels` x `pixels` through the layers with weights, head included."""
     dim, wide, jumbo = size.dim, size.num_jumbo * size.dim, size.num_jumbo
     classes = size.num_classes if num_classes is None else num_classes
     patches = (pixels // size.patch_size) ** 2
