@@ -4,8 +4,7 @@ Never runs code from a file: PyTorch's weights-only loader and safetensors are t
 """
 
 import json
-import pickle
-import zipfile
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,6 +22,11 @@ _WRAPPERS = ("module.", "_orig_mod.", "model.")
 # Where training frameworks keep the weights inside a checkpoint, in the order in which they are looked for.
 _NESTED = ("state_dict_ema", "model_ema", "state_dict", "model")
 
+# How PyTorch's weights-only reader says that a file names a function or class of its own.
+_ASKS_FOR_CODE = re.compile(
+    r"GLOBAL \S+ (was not an allowed|whose module)|unrecognized function|Can only (build|create)"
+)
+
 
 def plain_names(state: Mapping[str, Any]) -> dict[str, Any]:
     """Strip `module.`, `_orig_mod.` and `model.` in any order and number, and take the authors' names as ours.
@@ -30,6 +34,7 @@ def plain_names(state: Mapping[str, Any]) -> dict[str, Any]:
     Only stripped when every name carries the wrapper: a prefix on some names alone is part of the model's own naming.
     """
     names = dict(state)
+    names.pop("n_averaged", None)  # the counter that torch's AveragedModel keeps beside the weights
     while names and any(all(name.startswith(wrapper) for name in names) for wrapper in _WRAPPERS):
         names = {name.split(".", 1)[1]: value for name, value in names.items()}
     if "jumbo_token" in names:
@@ -66,35 +71,28 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
 def _read_safetensors(path: Path) -> dict[str, Tensor]:
     try:
         return load_file(path)
-    except (SafetensorError, ValueError) as error:
+    except (SafetensorError, ValueError, OSError) as error:
         raise UserError(f"{path} is not a readable safetensors file, or is cut off: {_first_line(error)}") from error
 
 
 def _read_pickle(path: Path) -> Any:
     try:
+        with path.open("rb") as file:
+            if not file.read(2).startswith((b"PK", b"\x80")):
+                raise UserError("it is neither a zip archive nor a pickle")
         return torch.load(path, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:
-        if "weights_only" in str(error).lower() or "weights only" in str(error).lower():
+    except Exception as error:  # a damaged pickle makes the weights-only reader raise almost anything
+        if _ASKS_FOR_CODE.search(str(error)):
             raise UserError(
                 f"{path} wants to run code when it is read, so it was not opened; if you trust its source, convert it "
                 "yourself: load it with torch.load(..., weights_only=False) and save the plain state dict"
             ) from error
         raise UserError(f"{path} is not a readable checkpoint, or is cut off: {_first_line(error)}") from error
-    except (
-        RuntimeError,
-        EOFError,
-        zipfile.BadZipFile,
-        KeyError,
-        ValueError,
-        OSError,
-        AttributeError,
-        TypeError,
-    ) as error:
-        raise UserError(f"{path} is not a readable checkpoint, or is cut off: {_first_line(error)}") from error
 
 
 def _first_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
+    # PyTorch puts advice to open the file unsafely in front of what is wrong with it.
+    lines = str(error).rpartition("WeightsUnpickler error:")[2].strip().splitlines()
     return lines[0][:160] if lines else type(error).__name__
 
 

@@ -9,7 +9,7 @@ import math
 from typing import Any, Literal, cast
 
 import torch
-from timm.layers import trunc_normal_
+from timm.layers import get_act_layer, trunc_normal_
 from timm.models._manipulate import named_apply
 from timm.models.vision_transformer import VisionTransformer, get_init_weights_vit
 from torch import Tensor, nn
@@ -158,7 +158,7 @@ class JumboVisionTransformer(VisionTransformer):
         factory = {"device": kwargs.get("device"), "dtype": kwargs.get("dtype")}
         self.num_jumbo = num_jumbo
         self.global_pool = global_pool  # type: ignore[assignment]
-        act = kwargs.get("act_layer") or nn.GELU
+        act = get_act_layer(kwargs.get("act_layer")) or nn.GELU
         shared = share_jumbo_mlp and jumbo_mlp_ratio > 0
         self.jumbo_mlp = jumbo_mlp(embed_dim, num_jumbo, jumbo_mlp_ratio, act, **factory) if shared else None
         self._make_head(**factory)
@@ -179,6 +179,15 @@ class JumboVisionTransformer(VisionTransformer):
         init_as_paper(self, mode or self.weight_init_mode, needs_reset)
         if self.fix_init:
             self.fix_init_weight()
+
+    def set_input_size(self, img_size: Any = None, patch_size: Any = None) -> None:
+        """Take pictures of another size (H, W) or patches of another size; positions and projection are resampled.
+
+        Raises:
+            UserError: A size that the patches do not tile; timm would silently leave out the rest of the picture.
+        """
+        check_size(img_size or self.patch_embed.img_size, patch_size or self.patch_embed.patch_size)
+        super().set_input_size(img_size=img_size, patch_size=patch_size)
 
     def split(self, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Split a sequence (B, L, D) into Jumbo (B, J, D), extra registers (B, R, D) and patches (B, N, D)."""
