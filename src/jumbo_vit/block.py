@@ -131,7 +131,9 @@ class JumboBlock(Block):
         if self.norm3 is None:
             return jumbo
         if self.jumbo_mlp is None and not self._shared_mlp:
-            raise UserError("this block shares its Jumbo FFN: hand it over by use_jumbo_mlp, or set share_jumbo_mlp=False")
+            raise UserError(
+                "this block shares its Jumbo FFN: hand it over by use_jumbo_mlp, or set share_jumbo_mlp=False"
+            )
         mlp = self._shared_mlp[0] if self.jumbo_mlp is None else self.jumbo_mlp
         normed = self.norm3(jumbo)
         out: Tensor = mlp(normed)

@@ -102,23 +102,28 @@ class LoadReport:
 
     Args:
         loaded: Names taken unchanged.
-        resized: Names whose value was resampled or converted, with the two shapes.
+        resized: Names whose value was resampled or converted to the model's shape.
+        folded: Names whose value took in a LayerScale that the model does not have.
         new: The model's names that the file does not serve; they keep their fresh start.
-        unused: The file's names that the model does not have.
+        unused: The file's names that the model does not have, or cannot take.
+        notes: What else the reader should know.
     """
 
     loaded: list[str] = field(default_factory=list)
     resized: list[str] = field(default_factory=list)
+    folded: list[str] = field(default_factory=list)
     new: list[str] = field(default_factory=list)
     unused: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
 
     def __str__(self) -> str:
-        total = len(self.loaded) + len(self.resized) + len(self.new)
-        parts = [f"loaded {len(self.loaded) + len(self.resized)} of {total} tensors"]
-        for word, names in (("resized", self.resized), ("new", self.new), ("not used", self.unused)):
+        taken = len(self.loaded) + len(self.resized) + len(self.folded)
+        parts = [f"loaded {taken} of {taken + len(self.new)} tensors"]
+        rows = (("resized", self.resized), ("LayerScale folded into", self.folded), ("new", self.new))
+        for word, names in (*rows, ("not used", self.unused)):
             if names:
                 parts.append(f"{word}: {', '.join(_grouped(names))}")
-        return "; ".join(parts)
+        return "; ".join([*parts, *self.notes])
 
 
 def _grouped(names: list[str], most: int = 8) -> list[str]:

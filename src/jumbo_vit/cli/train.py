@@ -30,19 +30,7 @@ GROUPS = {
 
 
 def run(config: Config) -> None:
-    """Train, then say how it went and what to try next."""
+    """Train; the run itself says how it went and what to try next."""
     from jumbo_vit.tasks.train import train
 
-    summary = train(config)
-    if summary.get("out"):
-        print_end(summary)
-
-
-def print_end(summary: dict[str, object]) -> None:
-    """The last lines of a run."""
-    out, data = summary["out"], summary["data"]
-    example = "PICTURE.png" if data == "digits" else f"{data}"
-    print(f"\nbest {summary['metric']} {summary['score']:.4f} at epoch {summary['best_epoch']}, in {out}/model")
-    print("try next:")
-    print(f"  jumbo-vit evaluate {out}/model --data {data}")
-    print(f"  jumbo-vit predict {out}/model {example}")
+    train(config)

@@ -51,14 +51,6 @@ class Preparation:
         return self.input_size[0]
 
     @classmethod
-    def for_channels(cls, in_chans: int, size: tuple[int, int], **kwargs: Any) -> "Preparation":
-        """ImageNet statistics for three channels, their mean over the channels for any other number."""
-        if in_chans == 3:
-            return cls((3, *size), **kwargs)
-        mean, std = sum(IMAGENET_MEAN) / 3, sum(IMAGENET_STD) / 3
-        return cls((in_chans, *size), (mean,) * in_chans, (std,) * in_chans, **kwargs)
-
-    @classmethod
     def from_cfg(cls, cfg: dict[str, Any] | PretrainedCfg) -> "Preparation":
         """The preparation that a timm `pretrained_cfg` states."""
         fields = cfg if isinstance(cfg, dict) else cfg.to_dict()

@@ -7,6 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 
+from jumbo_vit.tasks.sharding import whole
+
 
 def growing_decay(highest: float, updates: float) -> float:
     """The decay after `updates` updates: min(highest, (1 + n) / (10 + n)), as TensorFlow's moving average has it."""
@@ -28,6 +30,6 @@ def averaged(model: nn.Module, decay: float) -> AveragedModel:
 
 
 def weights_of(module: nn.Module) -> dict[str, Tensor]:
-    """The state dict of the model inside wrappers, with plain names, on the CPU."""
+    """The whole state dict of the model inside wrappers, with plain names, on the CPU; all processes must call it."""
     inner = module.module if isinstance(module, AveragedModel) else module
-    return {name: value.detach().cpu() for name, value in inner.state_dict().items()}
+    return {name: whole(value.detach()).cpu() for name, value in inner.state_dict().items()}

@@ -63,18 +63,35 @@ def build_model(config: TrainConfig, num_classes: int) -> tuple[nn.Module, Prepa
     if config.patch_size:
         kwargs["patch_size"] = config.patch_size
     torch.manual_seed(mix_seed(config.seed, "weights"))
-    model: Any = make_model(config.model, **kwargs)
+    model: Any = _make_as_asked(config.model, kwargs)
     cfg = model.pretrained_cfg
-    size = kwargs.get("img_size") or tuple(cfg["input_size"][-2:])
+    size = parse_size(config.img_size) if config.img_size else tuple(cfg["input_size"][-2:])
     patch = getattr(getattr(model, "patch_embed", None), "patch_size", None)
     if patch is not None:
         check_size(size, patch)
-    if config.in_chans == len(cfg["mean"]):
-        preparation = dataclasses.replace(Preparation.from_cfg(cfg), input_size=(config.in_chans, *size))
-    else:
-        style = {"crop_pct": cfg["crop_pct"], "interpolation": cfg["interpolation"]}
-        preparation = Preparation.for_channels(config.in_chans, size, **style)
+    preparation = dataclasses.replace(Preparation.from_cfg(cfg), input_size=(config.in_chans, *size))
+    if config.in_chans != len(cfg["mean"]):
+        grey = {key: (sum(cfg[key]) / len(cfg[key]),) * config.in_chans for key in ("mean", "std")}
+        preparation = dataclasses.replace(preparation, **grey)
     return model, preparation
+
+
+def _make_as_asked(name: str, kwargs: dict[str, Any]) -> nn.Module:
+    """The model; one without positions, such as a ResNet, takes pictures of any size and no word about it."""
+    try:
+        return make_model(name, **kwargs)
+    except UserError as error:
+        if not isinstance(error.__cause__, TypeError):
+            raise
+        refused = next((key for key in kwargs if f"unexpected keyword argument '{key}'" in str(error)), None)
+        if refused == "img_size":
+            return _make_as_asked(name, {key: value for key, value in kwargs.items() if key != "img_size"})
+        flag = {"patch_size": "--patch-size", "drop_path_rate": "--drop-path", "in_chans": "--in-chans"}.get(
+            refused or ""
+        )
+        if flag is None:
+            raise
+        raise UserError(f"{name} takes no {flag}: leave it out, or choose another --model") from error
 
 
 def augmentation(config: TrainConfig) -> Augmentation:

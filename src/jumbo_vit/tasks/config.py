@@ -1,7 +1,9 @@
 """The options of a training run, free of torch so that `--help` answers at once; and how presets fill them."""
 
 import dataclasses
+import json
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 from jumbo_vit.errors import UserError
@@ -59,7 +61,8 @@ class TrainConfig:
     Args:
         data: "digits" (scikit-learn's handwritten digits), a folder, or a CSV of path and labels.
         task: "multilabel" takes any number of labels a picture, from a CSV with labels joined by "|".
-        model: Any name that `jumbo-vit models` or timm lists; default by the data.
+        model: Any name that `jumbo-vit models` or timm lists; default that of the folder in --init-from, else by the
+            data.
         img_size: Side of the input in pixels, or HEIGHTxWIDTH; default the model's own.
         patch_size: Side of a patch in pixels; default the model's own.
         in_chans: Channels of the input: 3 for colour, 1 for grey.
@@ -167,6 +170,8 @@ def with_defaults(config: TrainConfig) -> TrainConfig:
     if config.model is not None and config.data == "digits" and config.model != DIGITS["model"]:
         # Another model has its own size and patch.
         table = {key: value for key, value in table.items() if key not in ("img_size", "patch_size")}
+    if config.model is None and config.init_from is not None:
+        table |= _like_the_folder(config.init_from)
     open_fields = {f.name for f in dataclasses.fields(config) if getattr(config, f.name) is None}
     found: dict[str, Any] = {key: value for key, value in table.items() if key in open_fields}
     filled = dataclasses.replace(config, preset=preset, **found)
@@ -177,32 +182,51 @@ def with_defaults(config: TrainConfig) -> TrainConfig:
     return filled
 
 
+def _like_the_folder(source: str) -> dict[str, Any]:
+    """Model, size, patch and channels of a model folder or run, so that going on from one needs no --model.
+
+    Whatever is wrong with the folder is said when its weights are read.
+    """
+    for folder in (Path(source), Path(source) / "model"):
+        try:
+            content = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+            args, size = content.get("model_args", {}), content["pretrained_cfg"]["input_size"]
+            found = {"model": content["architecture"], "img_size": f"{size[1]}x{size[2]}", "in_chans": size[0]}
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError):
+            continue
+        return found | {"patch_size": args["patch_size"]} if isinstance(args.get("patch_size"), int) else found
+    return {}
+
+
+# Infinity is no number to train with, so every range ends below it.
+_HUGE = 1e300
+
 _RANGES: dict[str, tuple[float, float, str]] = {
-    "epochs": (1, float("inf"), "at least 1"),
-    "batch_size": (1, float("inf"), "at least 1"),
-    "grad_accum_steps": (1, float("inf"), "at least 1"),
-    "patch_size": (1, float("inf"), "at least 1"),
-    "in_chans": (1, float("inf"), "at least 1"),
-    "devices": (1, float("inf"), "at least 1"),
-    "nodes": (1, float("inf"), "at least 1"),
-    "lr": (0, float("inf"), "0 or more"),
-    "min_lr": (0, float("inf"), "0 or more"),
-    "warmup_epochs": (0, float("inf"), "0 or more"),
-    "weight_decay": (0, float("inf"), "0 or more"),
+    "epochs": (1, _HUGE, "at least 1"),
+    "batch_size": (1, _HUGE, "at least 1"),
+    "grad_accum_steps": (1, _HUGE, "at least 1"),
+    "patch_size": (1, _HUGE, "at least 1"),
+    "in_chans": (1, _HUGE, "at least 1"),
+    "devices": (1, _HUGE, "at least 1"),
+    "nodes": (1, _HUGE, "at least 1"),
+    "lr": (0, _HUGE, "0 or more"),
+    "min_lr": (0, _HUGE, "0 or more"),
+    "warmup_epochs": (0, _HUGE, "0 or more"),
+    "weight_decay": (0, _HUGE, "0 or more"),
     "layer_decay": (1e-9, 1, "above 0, up to 1"),
-    "clip_grad": (0, float("inf"), "0 or more"),
+    "clip_grad": (0, _HUGE, "0 or more"),
     "drop_path": (0, 0.999, "from 0 to below 1"),
     "smoothing": (0, 0.999, "from 0 to below 1"),
-    "mixup": (0, float("inf"), "0 or more"),
-    "cutmix": (0, float("inf"), "0 or more"),
+    "mixup": (0, _HUGE, "0 or more"),
+    "cutmix": (0, _HUGE, "0 or more"),
     "color_jitter": (0, 1, "from 0 to 1"),
     "hflip": (0, 1, "from 0 to 1"),
     "reprob": (0, 1, "from 0 to 1"),
     "model_ema_decay": (0, 1, "from 0 to 1"),
-    "patience": (0, float("inf"), "0 or more"),
+    "patience": (0, _HUGE, "0 or more"),
     "val_fraction": (1e-9, 0.999, "above 0, below 1"),
-    "workers": (0, float("inf"), "0 or more"),
-    "recovery_interval": (0, float("inf"), "0 or more"),
+    "workers": (0, _HUGE, "0 or more"),
+    "recovery_interval": (0, _HUGE, "0 or more"),
     "seed": (0, 2**63 - 1, "0 or more"),
 }
 
@@ -225,14 +249,14 @@ def _check_ranges(config: TrainConfig) -> None:
         )
 
 
-def parse_size(text: str) -> tuple[int, int]:
+def parse_size(text: str | int) -> tuple[int, int]:
     """ "224" or "192x256" as (height, width).
 
     Raises:
         UserError: Anything else.
     """
-    parts = text.lower().split("x")
-    if len(parts) not in (1, 2) or not all(part.strip().isdigit() and int(part) > 0 for part in parts):
+    parts = str(text).lower().split("x")
+    if len(parts) not in (1, 2) or not all(part.strip().isdecimal() and int(part) > 0 for part in parts):
         raise UserError(f"--img-size is {text!r}, but must be a number of pixels such as 224, or HEIGHTxWIDTH")
     sizes = [int(part) for part in parts]
     return sizes[0], sizes[-1]

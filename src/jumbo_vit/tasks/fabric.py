@@ -6,9 +6,11 @@ from typing import Any
 
 import torch
 from lightning.fabric import Fabric
+from lightning.fabric.strategies import ModelParallelStrategy
 
 from jumbo_vit.errors import UserError
 from jumbo_vit.folder import pick_device
+from jumbo_vit.tasks.sharding import shard
 
 PRECISIONS = {"fp32": "32-true", "bf16": "bf16-mixed", "fp16": "16-mixed"}
 # Below this width bf16 autocast was measured slower than fp32 on a CPU: its casts cost more than the products save.
@@ -64,4 +66,11 @@ def make_fabric(device: str, devices: int, nodes: int, strategy: str, precision:
 
 
 def _strategy(name: str, world: int) -> Any:
+    if name == "fsdp2":
+        return ModelParallelStrategy(
+            parallelize_fn=shard,
+            data_parallel_size=world,
+            tensor_parallel_size=1,
+            save_distributed_checkpoint=False,
+        )
     return "auto" if world == 1 else "ddp"

@@ -7,6 +7,7 @@ Lightning's Fabric brings devices, precision, processes and loggers; the loop it
 
 import math
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -133,7 +134,7 @@ class Loop:
     plan: Plan
     progress: Progress
     reporter: Reporter
-    stop: bool = False
+    stop: int = 0
     last_saved: float = field(default_factory=time.monotonic)
 
     def run(self) -> Progress:
@@ -141,20 +142,25 @@ class Loop:
 
         Raises:
             UserError: Too many updates in a row without a finite loss, or the disk fails.
-            SystemExit: 143 after SIGTERM, with the state written.
+            SystemExit: 143 after SIGTERM, 130 after Ctrl-C, with the state written.
         """
-        previous = signal.signal(signal.SIGTERM, self._on_sigterm)
+        # Python allows handlers in the main thread only; elsewhere a signal does what it always does.
+        caught = (signal.SIGTERM, signal.SIGINT) if threading.current_thread() is threading.main_thread() else ()
+        before = {number: signal.signal(number, self._on_signal) for number in caught}
         try:
             schedule = make_schedule(self.parts.optimizer, self.plan, self.parts.batches.updates)
             while self.progress.epoch < self.plan.epochs and not self.progress.finished:
                 self._epoch(schedule)
         finally:
-            signal.signal(signal.SIGTERM, previous)
+            for number, handler in before.items():
+                signal.signal(number, handler)
             self.reporter.close()
         return self.progress
 
-    def _on_sigterm(self, *_: Any) -> None:
-        self.stop = True  # between two updates everything is whole; the loop looks there
+    def _on_signal(self, number: int, _: Any) -> None:
+        if self.stop and number == signal.SIGINT:
+            raise KeyboardInterrupt  # asked twice: at once, from the state written last
+        self.stop = number  # between two updates everything is whole; the loop looks there
 
     def _epoch(self, schedule: CosineLRScheduler) -> None:
         progress, batches = self.progress, self.parts.batches
@@ -281,19 +287,24 @@ class Loop:
     def _maybe_save(self) -> None:
         every = self.plan.recovery_interval
         due = self.progress.update % every == 0 if every else time.monotonic() - self.last_saved > RECOVERY_SECONDS
-        flags = torch.tensor([float(self.stop), float(due)], device=self.parts.fabric.device)
-        stop, due = (self._sum_over_processes(flag) > 0 for flag in flags) if self._many else (self.stop, due)
-        # At an epoch's last update the state is written after the scores.
+        stop = self.stop
+        if self._many:  # all processes stop and save together, whichever got the signal
+            flags = torch.tensor([float(stop), float(due)], device=self.parts.fabric.device)
+            stop, due = int(self._max_over_processes(flags[0])), self._max_over_processes(flags[1]) > 0
+        # After an epoch's last update the state is written with its scores.
         if (due or stop) and self.progress.update < self.parts.batches.updates:
-            self._save()
-        if stop and self.progress.update < self.parts.batches.updates:
-            raise SystemExit(143)
+            self._save(stop)
 
-    def _save(self) -> None:
+    def _save(self, stop: int = 0) -> None:
         self.parts.save(self.progress)
         self.last_saved = time.monotonic()
-        if self.stop:
-            raise SystemExit(143)
+        stop = stop or self.stop
+        if stop and not self.progress.finished:
+            self.reporter.stopped(self.progress)
+            raise SystemExit(128 + stop)
+
+    def _max_over_processes(self, value: Tensor) -> float:
+        return float(self.parts.fabric.all_gather(value).max())
 
     @property
     def _many(self) -> bool:

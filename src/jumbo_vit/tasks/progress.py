@@ -72,6 +72,16 @@ class Reporter:
         )
         self._log({key: value for key, value in row.items() if key != "epoch"})
 
+    def stopped(self, progress: Progress) -> None:
+        """After a signal, with the state written."""
+        self._close_bar()
+        if self.active:
+            print(
+                f"stopped in epoch {progress.epoch + 1} after {progress.updates} updates, state written; "
+                "go on with --resume DIR",
+                flush=True,
+            )
+
     def _log(self, numbers: dict[str, Any]) -> None:
         for logger in self.loggers:
             logger.log_metrics(numbers, step=self.step)

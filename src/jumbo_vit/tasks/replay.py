@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor
 
 from jumbo_vit.errors import UserError
 from jumbo_vit.files import write_bytes
@@ -17,12 +17,14 @@ from jumbo_vit.tasks.state import Progress
 FILE = "bad-batch.pt"
 
 
-def write_bad(path: Path, model: nn.Module, progress: Progress, bad: Bad, precision: str, share: float) -> None:
+def write_bad(
+    path: Path, weights: dict[str, Tensor], progress: Progress, bad: Bad, precision: str, share: float
+) -> None:
     """Write weights, batches, seeds and loss of a bad update: plain tensors and numbers.
 
     Args:
         path: The file to write.
-        model: The model, with the weights that the update saw.
+        weights: The model's, as the update saw them.
         progress: Where the run stands.
         bad: The update's passes.
         precision: "fp32", "bf16" or "fp16".
@@ -30,7 +32,7 @@ def write_bad(path: Path, model: nn.Module, progress: Progress, bad: Bad, precis
     """
     content = {
         "jumbo_vit_bad_batch": 1,
-        "model": {name: value.detach().cpu() for name, value in model.state_dict().items()},
+        "model": weights,
         "batches": [tuple(part.cpu() for part in batch) for batch in bad.batches],
         "seeds": bad.seeds,
         "loss": bad.loss,

@@ -31,13 +31,15 @@ from jumbo_vit.tasks.build import (
     versions,
 )
 from jumbo_vit.tasks.config import TrainConfig, with_defaults
-from jumbo_vit.tasks.evaluate import score_models
+from jumbo_vit.tasks.evaluate import passes_of_rank_zero, score_models
 from jumbo_vit.tasks.fabric import make_fabric
 from jumbo_vit.tasks.loop import Bad, Loop, Parts
 from jumbo_vit.tasks.progress import Reporter, draw_curves, write_metrics
 from jumbo_vit.tasks.score import new_score
+from jumbo_vit.tasks.sharding import load_optimizer, shard, whole
 from jumbo_vit.tasks.start import start_from
 from jumbo_vit.tasks.state import Progress, find_state, write_state
+from jumbo_vit.tasks.summary import closing_lines, make_summary, opening_lines
 from jumbo_vit.version import __version__
 
 
@@ -108,10 +110,11 @@ class Run:
         self.splits = self._check(self.splits)
         self._fingerprint = fingerprint(self.splits)
         self._verify_same_data()
+        self._parameters = sum(parameter.numel() for parameter in template.parameters())
         loop = self._loop(template)
         if self.main:
             save_config(self.out, dataclasses.replace(config, out=str(self.out)))
-            self._announce(template)
+            print("\n".join(opening_lines(config, self.splits, self._facts(), self.progress)), flush=True)
         loop.run()
         return self._finish()
 
@@ -167,12 +170,16 @@ class Run:
             model.load_state_dict(self.content["model"])
             if average is not None:
                 average.load_state_dict(self.content["average"])
+        wrapped = fabric.setup_module(model)
+        if average is not None and self._sharded:
+            shard(average.module, fabric.strategy.device_mesh)
+        # Sharding replaces the parameters, so the optimizer is made of what there is after it.
         optimizer = make_optimizer(model, config)
         if self.content is not None:
-            optimizer.load_state_dict(self.content["optimizer"])
+            load_optimizer(optimizer, self.content["optimizer"])
             fabric.strategy.precision.load_state_dict(self.content["precision"])
         self.model, self.average, self.optimizer = model, average, optimizer
-        wrapped, wrapped_optimizer = fabric.setup(model, optimizer)
+        wrapped_optimizer = fabric.setup_optimizers(optimizer)
         self.batches = batches = EpochBatches(
             len(self.splits.train),
             config.batch_size or 1,
@@ -217,7 +224,13 @@ class Run:
             models["averaged"] = self.average
         dataset = EvalSet(self.splits.val, self.task, self.preparation)
         loader = eval_loader(dataset, self._workers, fabric.global_rank, fabric.world_size, self.config.worker_start)
-        return score_models(models, loader, self.task, self.labels, fabric.device, self._total, self._gather)
+        # A sharded model's forward pass is a joint effort: all processes make as many as the busiest.
+        passes = passes_of_rank_zero(len(dataset), fabric.world_size) if self._sharded else None
+        return score_models(models, loader, self.task, self.labels, fabric.device, self._total, self._gather, passes)
+
+    @property
+    def _sharded(self) -> bool:
+        return self.config.strategy == "fsdp2"
 
     def _total(self, value: Tensor) -> Tensor:
         total: Tensor = self.fabric.all_reduce(value.to(self.fabric.device), reduce_op="sum").cpu()
@@ -232,9 +245,9 @@ class Run:
 
     def _save(self, progress: Progress) -> None:
         content = {
-            "model": self.model.state_dict(),
-            "average": self.average.state_dict() if self.average is not None else None,
-            "optimizer": self.optimizer.state_dict(),
+            "model": whole(self.model.state_dict()),
+            "average": whole(self.average.state_dict()) if self.average is not None else None,
+            "optimizer": whole(self.optimizer.state_dict()),
             "precision": self.fabric.strategy.precision.state_dict(),
             "fingerprint": self._fingerprint,
             "unreadable": getattr(self, "unreadable", None),
@@ -247,6 +260,7 @@ class Run:
 
     def _keep(self, progress: Progress, kind: str) -> None:
         chosen: Any = self.average if kind == "averaged" else self.model
+        weights = weights_of(chosen)
         if not self.main:
             return
         lineage = {
@@ -259,74 +273,39 @@ class Run:
             "seed": self.config.seed,
         }
         contract = Contract(self.task, self.labels, self.preparation, lineage=lineage)
-        save_folder(self.out / "model", self.model, contract, weights_of(chosen))
+        save_folder(self.out / "model", self.model, contract, weights)
 
     def _keep_bad(self, progress: Progress, bad: Bad) -> None:
+        weights = weights_of(self.model)
         if not self.main:
             return
         from jumbo_vit.tasks.replay import FILE, write_bad
 
         share = 1 / self.batches.update_size(progress.update)
-        write_bad(self.out / FILE, self.model, progress, bad, self.precision, share)
+        write_bad(self.out / FILE, weights, progress, bad, self.precision, share)
 
     @property
     def _metric(self) -> str:
         return new_score(self.task, self.labels).metric
 
-    def _announce(self, model: nn.Module) -> None:
-        train, val = self.splits.train, self.splits.val
-        count = sum(p.numel() for p in model.parameters())
-        config = self.config
-        print(
-            f"{config.model}: {count / 1e6:.2f} M parameters, input {'x'.join(map(str, self.preparation.input_size))}"
-        )
-        print(
-            f"{len(train)} pictures for training, {len(val)} held out ({self.splits.held_out}), "
-            f"{len(self.labels)} classes, {len(train.skipped) + len(val.skipped)} skipped"
-        )
-        for skipped in [*train.skipped, *val.skipped][:20]:
-            print(f"  skipped {skipped.path}: {skipped.reason}")
-        for note in [*train.notes, *val.notes]:
-            print(f"  {note}")
-        where = f"epoch {self.progress.epoch + 1}, update {self.progress.update}" if self.content else "the start"
-        print(
-            f"{config.epochs} epochs of {config.batch_size} x {self.fabric.world_size} x {config.grad_accum_steps} "
-            f"pictures an update, rate {config.lr}, on {self.fabric.device.type} in {self.precision}, "
-            f"from {where}; {self.out}"
-        )
+    def _facts(self) -> dict[str, Any]:
+        return {
+            "parameters": self._parameters,
+            "input_size": self.preparation.input_size,
+            "world": self.fabric.world_size,
+            "device": self.fabric.device.type,
+            "precision": self.precision,
+            "resumed": self.content is not None,
+            "out": self.out,
+        }
 
     def _finish(self) -> dict[str, Any]:
-        progress, out = self.progress, self.out
-        train, val = self.splits.train, self.splits.val
-        summary = {
-            "out": str(out),
-            "data": self.config.data,
-            "model": self.config.model,
-            "parameters": sum(p.numel() for p in self.model.parameters()),
-            "classes": self.labels,
-            "task": self.task,
-            "images": {"train": len(train), "val": len(val), "held_out": self.splits.held_out},
-            "skipped": [dataclasses.asdict(s) for s in [*train.skipped, *val.skipped]],
-            "notes": [*train.notes, *val.notes],
-            "metric": self._metric,
-            "score": progress.best_score,
-            "best_epoch": progress.best_epoch,
-            "best_weights": progress.best_weights,
-            "epochs": progress.epoch,
-            "updates": progress.updates,
-            "bad_updates": progress.bad,
-            "stopped_early": progress.stopped_early,
-            "seed": self.config.seed,
-            "precision": self.precision,
-            "device": self.fabric.device.type,
-            "versions": versions(),
-            "seconds": round(progress.seconds, 1),
-        }
+        summary = make_summary(self.config, self.splits, self._facts(), self.progress, self._metric)
         if self.main:
-            write_json(out / "summary.json", summary)
-            draw_curves(
-                out / "curves.png", progress.history, self._metric, f"{self.config.model} on {self.config.data}"
-            )
+            write_json(self.out / "summary.json", summary)
+            title = f"{self.config.model} on {self.config.data}"
+            draw_curves(self.out / "curves.png", self.progress.history, self._metric, title)
+            print("\n".join(closing_lines(summary)), flush=True)
         self.fabric.barrier()
         return summary
 

@@ -1,0 +1,151 @@
+"""Kill one run again and again at random moments, and compare its end with an undisturbed one, bit by bit.
+
+    python scripts/kill_and_resume.py --kills 20 --out results/kill_and_resume.json
+
+The run has averaged weights, mixup and cutmix, drop path, and two loading processes. SIGTERM and SIGKILL take turns;
+each is followed by `jumbo-vit train --resume`. The script fails if a single bit of weights, averages or optimizer state,
+or any number in the history, differs.
+"""
+
+import argparse
+import json
+import os
+import platform
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+COMMAND = [sys.executable, "-m", "jumbo_vit_command", "train"]
+RUN = [
+    "--model",
+    "jumbo_vit_test_patch8_32",
+    "--img-size",
+    "8",
+    "--patch-size",
+    "2",
+    "--batch-size",
+    "100",
+    "--model-ema",
+    "--mixup",
+    "0.2",
+    "--cutmix",
+    "0.5",
+    "--drop-path",
+    "0.1",
+    "--workers",
+    "2",
+    "--recovery-interval",
+    "5",
+    "--logger",
+    "none",
+    "--seed",
+    "3",
+]
+
+
+def same(left: Any, right: Any) -> bool:
+    """Equality to the last bit through dicts and lists, NaN included."""
+    if isinstance(left, torch.Tensor):
+        return left.dtype == right.dtype and bool(torch.equal(left, right))
+    if isinstance(left, dict):
+        return left.keys() == right.keys() and all(same(left[key], right[key]) for key in left)
+    if isinstance(left, (list, tuple)):
+        return len(left) == len(right) and all(map(same, left, right))
+    return bool(left == right) or (left != left and right != right)
+
+
+def state(out: Path) -> dict[str, Any]:
+    """A finished run's state without what may differ: the time it took."""
+    content: dict[str, Any] = torch.load(out / "last.ckpt", weights_only=True)
+    content["progress"].pop("seconds")
+    return content
+
+
+def main() -> None:
+    """Run, kill, resume, compare."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kills", type=int, default=20)
+    parser.add_argument("--epochs", type=int, default=60)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--extra", default="", help="more options for the run, such as '--devices 2 --strategy ddp'")
+    parser.add_argument("--out", type=Path)
+    args = parser.parse_args()
+    draw = random.Random(args.seed)
+    work = Path(tempfile.mkdtemp())
+    options = [*RUN, "--epochs", str(args.epochs), *args.extra.split()]
+    plain, disturbed = work / "plain", work / "disturbed"
+    start = time.monotonic()
+    subprocess.run([*COMMAND, *options, "--out", str(plain)], check=True, stdout=subprocess.DEVNULL)
+    whole = time.monotonic() - start
+    print(f"undisturbed: {whole:.0f} s", flush=True)
+    kills = []
+    for number in range(args.kills + 1000):
+        begun = (disturbed / "config.yaml").exists() and any(disturbed.glob("*.ckpt"))
+        if not begun:
+            shutil.rmtree(disturbed, ignore_errors=True)
+        words = ["--resume", str(disturbed)] if begun else [*options, "--out", str(disturbed)]
+        child = subprocess.Popen([*COMMAND, *words], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        if len(kills) == args.kills:
+            text, _ = child.communicate()
+            assert child.returncode == 0, text
+            break
+        number_of = signal.SIGKILL if number % 2 else signal.SIGTERM
+        # Starting takes a few seconds; a kill in it is a fair one too, but most should fall into the training.
+        delay = draw.uniform(2.0, 12.0)
+        try:
+            child.wait(delay)
+            text = child.stdout.read() if child.stdout else ""
+            raise SystemExit(
+                f"the run ended (code {child.returncode}) after {len(kills)} kills: raise --epochs\n{text}"
+            )
+        except subprocess.TimeoutExpired:
+            os.kill(child.pid, number_of)
+            child.communicate()
+        where = torch.load(disturbed / "last.ckpt", weights_only=True)["progress"] if begun else {}
+        kills.append(
+            {
+                "signal": number_of.name,
+                "after_s": round(delay, 2),
+                "epoch": where.get("epoch", 0),
+                "update": where.get("update", 0),
+                "exit": child.returncode,
+            }
+        )
+        print(kills[-1], flush=True)
+    left, right = state(plain), state(disturbed)
+    parts = {key: same(left[key], right[key]) for key in left if key != "versions"}
+    model = [
+        (plain / "model" / n).read_bytes() == (disturbed / "model" / n).read_bytes()
+        for n in ("model.safetensors", "config.json")
+    ]
+    result = {
+        "command": f"python scripts/kill_and_resume.py --kills {args.kills} --epochs {args.epochs} --seed {args.seed}"
+        + (f" --extra '{args.extra}'" if args.extra else ""),
+        "commit": subprocess.run(
+            ["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False
+        ).stdout.strip(),
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores, torch {torch.__version__}",
+        "run": " ".join(options),
+        "undisturbed_s": round(whole, 1),
+        "kills": kills,
+        "equal": {**parts, "model.safetensors": model[0], "config.json": model[1]},
+    }
+    print(json.dumps(result["equal"]))
+    if args.out:
+        args.out.write_text(json.dumps(result, indent=1) + "\n")
+    shutil.rmtree(work)
+    if not all(result["equal"].values()):
+        sys.exit("the resumed run differs from the undisturbed one")
+    print(f"{args.kills} kills: every bit equal")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,89 @@
+"""What a run says of itself: lines at its start and end, and `summary.json`."""
+
+import dataclasses
+from typing import Any
+
+from jumbo_vit.data.sets import Splits
+from jumbo_vit.tasks.build import versions
+from jumbo_vit.tasks.config import TrainConfig
+from jumbo_vit.tasks.state import Progress
+
+
+def opening_lines(config: TrainConfig, splits: Splits, facts: dict[str, Any], progress: Progress) -> list[str]:
+    """What is about to happen: model, pictures (with what is skipped and why), recipe, and from where.
+
+    Args:
+        config: Complete options.
+        splits: The pictures in use.
+        facts: "parameters", "input_size", "world", "device", "precision", "resumed", "out".
+        progress: Where the run stands.
+    """
+    train, val = splits.train, splits.val
+    size = "x".join(map(str, facts["input_size"]))
+    skipped = [*train.skipped, *val.skipped]
+    lines = [
+        f"{config.model}: {facts['parameters'] / 1e6:.2f} M parameters, input {size}",
+        f"{len(train)} pictures for training, {len(val)} held out ({splits.held_out}), "
+        f"{len(train.classes)} classes, {len(skipped)} skipped",
+    ]
+    lines += [f"  skipped {entry.path}: {entry.reason}" for entry in skipped[:20]]
+    if len(skipped) > 20:
+        lines.append(f"  and {len(skipped) - 20} more, all in summary.json")
+    lines += [f"  {note}" for note in [*train.notes, *val.notes]]
+    where = f"epoch {progress.epoch + 1}, update {progress.update}" if facts["resumed"] else "the start"
+    lines.append(
+        f"{config.epochs} epochs of {config.batch_size} x {facts['world']} x {config.grad_accum_steps} pictures an "
+        f"update, rate {config.lr}, on {facts['device']} in {facts['precision']}, from {where}; {facts['out']}"
+    )
+    return lines
+
+
+def closing_lines(summary: dict[str, Any]) -> list[str]:
+    """How it went, and what to try next."""
+    out, data = summary["out"], summary["data"]
+    score = "none" if summary["score"] is None else f"{summary['score']:.4f}"
+    best = f"best {summary['metric']} {score} at epoch {summary['best_epoch']} ({summary['best_weights']} weights)"
+    if summary["stopped_early"]:
+        best += ", stopped early"
+    if summary["bad_updates"]:
+        best += f", {summary['bad_updates']} updates skipped for a loss or gradient that was not finite"
+    picture = "PICTURE.png" if data == "digits" else data
+    return [
+        "",
+        best,
+        "try next:",
+        f"  jumbo-vit evaluate {out}/model --data {data}",
+        f"  jumbo-vit predict {out}/model {picture}",
+    ]
+
+
+def make_summary(
+    config: TrainConfig, splits: Splits, facts: dict[str, Any], progress: Progress, metric: str
+) -> dict[str, Any]:
+    """The content of `summary.json`; `facts` as for `opening_lines`."""
+    train, val = splits.train, splits.val
+    return {
+        "out": str(facts["out"]),
+        "data": config.data,
+        "model": config.model,
+        "parameters": facts["parameters"],
+        "classes": train.classes,
+        "task": config.task,
+        "images": {"train": len(train), "val": len(val), "held_out": splits.held_out},
+        "skipped": [dataclasses.asdict(entry) for entry in [*train.skipped, *val.skipped]],
+        "notes": [*train.notes, *val.notes],
+        "metric": metric,
+        "score": progress.best_score,
+        "best_epoch": progress.best_epoch,
+        "best_weights": progress.best_weights,
+        "epochs": progress.epoch,
+        "updates": progress.updates,
+        "bad_updates": progress.bad,
+        "stopped_early": progress.stopped_early,
+        "seed": config.seed,
+        "precision": facts["precision"],
+        "device": facts["device"],
+        "processes": facts["world"],
+        "versions": versions(),
+        "seconds": round(progress.seconds, 1),
+    }
