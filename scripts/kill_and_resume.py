@@ -3,12 +3,13 @@
     python scripts/kill_and_resume.py --kills 20 --out results/kill_and_resume.json
 
 The run has averaged weights, mixup and cutmix, drop path, and two loading processes. SIGTERM and SIGKILL take turns;
-each is followed by `jumbo-vit train --resume`. The script fails if a single bit of weights, averages or optimizer state,
-or any number in the history, differs.
+each is followed by `jumbo-vit train --resume`. The script fails if a single bit of weights, averages or optimizer
+state, or any number in the history, differs.
 """
 
 import argparse
 import json
+import math
 import os
 import platform
 import random
@@ -24,31 +25,10 @@ from typing import Any
 import torch
 
 COMMAND = [sys.executable, "-m", "jumbo_vit_command", "train"]
-RUN = [
-    "--model",
-    "jumbo_vit_test_patch8_32",
-    "--img-size",
-    "8",
-    "--patch-size",
-    "2",
-    "--batch-size",
-    "100",
-    "--model-ema",
-    "--mixup",
-    "0.2",
-    "--cutmix",
-    "0.5",
-    "--drop-path",
-    "0.1",
-    "--workers",
-    "2",
-    "--recovery-interval",
-    "5",
-    "--logger",
-    "none",
-    "--seed",
-    "3",
-]
+RUN = (
+    "--model jumbo_vit_test_patch8_32 --img-size 8 --patch-size 2 --batch-size 100 --model-ema --mixup 0.2 "
+    "--cutmix 0.5 --drop-path 0.1 --workers 2 --recovery-interval 5 --logger none --seed 3"
+)
 
 
 def same(left: Any, right: Any) -> bool:
@@ -59,7 +39,8 @@ def same(left: Any, right: Any) -> bool:
         return left.keys() == right.keys() and all(same(left[key], right[key]) for key in left)
     if isinstance(left, (list, tuple)):
         return len(left) == len(right) and all(map(same, left, right))
-    return bool(left == right) or (left != left and right != right)
+    nan = isinstance(left, float) and isinstance(right, float) and math.isnan(left) and math.isnan(right)
+    return bool(left == right) or nan
 
 
 def state(out: Path) -> dict[str, Any]:
@@ -80,7 +61,7 @@ def main() -> None:
     args = parser.parse_args()
     draw = random.Random(args.seed)
     work = Path(tempfile.mkdtemp())
-    options = [*RUN, "--epochs", str(args.epochs), *args.extra.split()]
+    options = [*RUN.split(), "--epochs", str(args.epochs), *args.extra.split()]
     plain, disturbed = work / "plain", work / "disturbed"
     start = time.monotonic()
     subprocess.run([*COMMAND, *options, "--out", str(plain)], check=True, stdout=subprocess.DEVNULL)

@@ -36,9 +36,13 @@ SIZES = {
     "tiny": Size(192, 12, 3, 6, official_top1=78.366),
     "small": Size(384, 12, 6, 6, official_top1=82.558),
     "base": Size(768, 12, 12, 3, official_top1=84.954),
+    "large": Size(1024, 24, 16, 3),  # the paper names it, the authors' code does not: J as for base
     "micro": Size(64, 6, 2, 6, img_size=32, patch_size=4, num_classes=10, weight_init="xavier"),
-    "test": Size(32, 2, 2, 3, img_size=32, patch_size=8, num_classes=10, weight_init="xavier"),
+    "test": Size(32, 3, 2, 3, img_size=32, patch_size=8, num_classes=10, weight_init="xavier"),
 }
+
+REGISTERS = {"cls": 0, "reg16": 16}
+"""The baselines' kinds of global tokens: a class token, and the number of registers beside it."""
 
 
 def model_name(size: str) -> str:
@@ -49,4 +53,13 @@ def model_name(size: str) -> str:
     return f"jumbo_vit_{size}_patch{row.patch_size}_{row.img_size}"
 
 
+def baseline_name(size: str, kind: str) -> str:
+    """The registered name of a baseline, such as `vit_tiny_patch16_reg16_224`."""
+    if size == "micro":
+        return f"vit_micro_{kind}"
+    row = SIZES[size]
+    return f"vit_{size}_patch{row.patch_size}_{kind}_{row.img_size}"
+
+
 MODEL_NAMES = {model_name(size): size for size in SIZES}
+BASELINE_NAMES = {baseline_name(size, kind): (size, kind) for size in SIZES for kind in REGISTERS}

@@ -13,6 +13,8 @@ from jumbo_vit.checkpoints import LoadReport, read_weights
 from jumbo_vit.errors import UserError, nearest
 from jumbo_vit.folder import open_folder, resolve_folder
 
+Statistics = tuple[tuple[float, ...], tuple[float, ...]]
+
 
 @dataclass(frozen=True)
 class Source:
@@ -22,11 +24,13 @@ class Source:
         state: Tensors by plain names.
         labels: Class names of its head, or None where they are not known.
         grid: (rows, columns) of its positions, or None where only their number is known.
+        statistics: Mean and standard deviation that its pictures were normalised with, or None where not known.
     """
 
     state: dict[str, Tensor]
     labels: list[str] | None = None
     grid: tuple[int, int] | None = None
+    statistics: Statistics | None = None
 
 
 def read_source(source: str) -> Source:
@@ -38,7 +42,8 @@ def read_source(source: str) -> Source:
     path = Path(source)
     if path.is_dir():
         model, contract = open_folder(resolve_folder(path))
-        return Source(model.state_dict(), contract.labels, _grid_of(model))
+        prepared = contract.preparation
+        return Source(model.state_dict(), contract.labels, _grid_of(model), (prepared.mean, prepared.std))
     if path.is_file():
         return Source(read_weights(path))
     if not is_model(source):
@@ -46,14 +51,18 @@ def read_source(source: str) -> Source:
         raise UserError(f"--init-from {source}: no such folder or file, and no model of timm{hint}")
     try:
         model = timm.create_model(source, pretrained=True)
-    except (RuntimeError, OSError, ValueError) as error:
-        first = str(error).strip().splitlines()[0]
+    except Exception as error:  # the hub's client raises its own and its libraries' errors, by version
+        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise UserError(f"--init-from {source}: its pretrained weights cannot be had ({first})") from error
-    return Source(model.state_dict(), None, _grid_of(model))
+    return Source(model.state_dict(), None, _grid_of(model), _statistics_of(model))
 
 
 def _grid_of(model: Any) -> tuple[int, int] | None:
     return getattr(getattr(model, "patch_embed", None), "grid_size", None)
+
+
+def _statistics_of(model: Any) -> Statistics:
+    return tuple(model.pretrained_cfg["mean"]), tuple(model.pretrained_cfg["std"])
 
 
 def start_from(model: nn.Module, source: str, labels: list[str]) -> LoadReport:
@@ -66,31 +75,46 @@ def start_from(model: nn.Module, source: str, labels: list[str]) -> LoadReport:
         UserError: Another width, another J, or no block could be taken.
     """
     found = read_source(source)
-    state, names = found.state, found.labels
     own = model.state_dict()
     report = LoadReport()
-    _check_width(state, own, source)
-    state, folded = _fold_layer_scale(state, own)
-    same_head = names == labels and _shape(state, "head.weight") == _shape(own, "head.weight")
+    _check_width(found.state, own, source)
+    state, folded = _fold_layer_scale(found.state, own)
+    heads = _layer_names(model, "classifier") or ("head",)
+    same_head = found.labels == labels and all(
+        _shape(state, f"{head}.weight") == _shape(own, f"{head}.weight") for head in heads
+    )
     taken: dict[str, Tensor] = {}
     for name, value in state.items():
-        head = name.startswith("head.") or name.startswith("fc_norm.")
-        if name not in own or (head and not same_head):
+        of_head = name.startswith((*(f"{head}." for head in heads), "fc_norm."))
+        if name not in own or (of_head and not same_head):
             report.unused.append(name)
             continue
-        fitted = _fit(name, value, own[name])
         if name == "pos_embed":
             fitted = _fit_positions(value, own[name], found.grid, _grid_of(model))
+        else:
+            fitted = _fit(name, value, own[name], _layer_names(model, "first_conv"))
         if fitted is None:
             report.unused.append(f"{name} {tuple(value.shape)}")
             continue
         taken[name] = fitted
-        changed = fitted is not value or name in folded
-        (report.resized if changed else report.loaded).append(name)
+        kind = report.resized if fitted is not value else report.folded if name in folded else report.loaded
+        kind.append(name)
     report.new = [name for name in own if name not in taken]
-    _check_enough(taken, own, state, source)
+    _check_enough(taken, own, heads, state, source)
+    theirs, mine = found.statistics, _statistics_of(model)
+    if theirs is not None and len(theirs[0]) == len(mine[0]) and theirs != mine:
+        report.notes.append(
+            f"its pictures were normalised with mean {theirs[0]} and std {theirs[1]}, those of this run are with "
+            f"{mine[0]} and {mine[1]}"
+        )
     model.load_state_dict(own | taken)
     return report
+
+
+def _layer_names(model: Any, key: str) -> tuple[str, ...]:
+    """The layers that timm's configuration calls "classifier" or "first_conv"."""
+    names = model.pretrained_cfg.get(key)
+    return (names,) if isinstance(names, str) else tuple(names or ())
 
 
 def _shape(state: dict[str, Tensor], name: str) -> tuple[int, ...] | None:
@@ -112,24 +136,36 @@ def _check_width(state: dict[str, Tensor], own: dict[str, Tensor], source: str) 
         )
 
 
-def _check_enough(taken: dict[str, Tensor], own: dict[str, Tensor], state: dict[str, Tensor], source: str) -> None:
-    trunk = [name for name in own if name.startswith("blocks.")]
-    if trunk and not any(name in taken for name in trunk):
+def _check_enough(
+    taken: dict[str, Tensor], own: dict[str, Tensor], heads: tuple[str, ...], state: dict[str, Tensor], source: str
+) -> None:
+    """A trunk that would mostly stay random is a wrong file, not a start."""
+    trunk = [name for name in own if not name.startswith(tuple(f"{head}." for head in heads))]
+    blocks = [name for name in trunk if name.startswith("blocks.")] or trunk
+    fitting = sum(name in taken for name in trunk)
+    if not any(name in taken for name in blocks):
         seen = ", ".join(list(state)[:3])
-        raise UserError(f"--init-from {source} holds nothing of this model's blocks (its entries: {seen}, ...)")
-    if not taken:
-        raise UserError(f"--init-from {source} holds nothing that fits this model")
+        what = "of this model's blocks" if blocks is not trunk else "that fits this model"
+        raise UserError(f"--init-from {source} holds nothing {what} (its entries: {seen}, ...)")
+    if 2 * fitting < len(trunk):
+        raise UserError(
+            f"--init-from {source} fits only {fitting} of the {len(trunk)} tensors below this model's head, which would "
+            "be mostly random: choose a --model of the same kind and depth"
+        )
 
 
-def _fit(name: str, value: Tensor, mine: Tensor) -> Tensor | None:
-    """`value` in the shape of `mine`; the patch projection is resampled and its channels converted. Else None."""
+def _fit(name: str, value: Tensor, mine: Tensor, first: tuple[str, ...]) -> Tensor | None:
+    """`value` in the shape of `mine`: the first layer's channels are converted, its patch resampled. Else None."""
     if value.shape == mine.shape:
         return value
-    if name != "patch_embed.proj.weight" or value.ndim != mine.ndim:
+    patches = name == "patch_embed.proj.weight"
+    if not (patches or name in {f"{layer}.weight" for layer in first}) or value.ndim != 4 or mine.ndim != 4:
         return None
     if value.shape[1] != mine.shape[1]:
-        value = adapt_input_conv(mine.shape[1], value)
-    return resample_patch_embed(value, list(mine.shape[-2:])) if value.shape != mine.shape else value
+        value = adapt_input_conv(mine.shape[1], value, base_chans=value.shape[1])
+    if patches and value.shape[2:] != mine.shape[2:]:
+        value = resample_patch_embed(value, list(mine.shape[2:]))
+    return value if value.shape == mine.shape else None
 
 
 def _fit_positions(
@@ -145,7 +181,7 @@ def _fit_positions(
         sides = {extra: round((value.shape[1] - extra) ** 0.5) for extra in (0, 1, 2, 5) if value.shape[1] > extra}
         grid = next(((side, side) for extra, side in sides.items() if side * side + extra == value.shape[1]), None)
     if grid is None:
-        return None
+        return value if value.shape == mine.shape else None
     prefix = value.shape[1] - grid[0] * grid[1]
     own_prefix = mine.shape[1] - wanted[0] * wanted[1]
     if own_prefix not in (0, prefix):
@@ -167,6 +203,7 @@ def _fold_layer_scale(state: dict[str, Tensor], own: dict[str, Tensor]) -> tuple
             gamma = result.pop(name)
             for part in (f"{stem}{target}.weight", f"{stem}{target}.bias"):
                 if part in result:
-                    result[part] = result[part] * (gamma[:, None] if result[part].ndim == 2 else gamma)
+                    scaled = result[part].float() * (gamma[:, None] if result[part].ndim == 2 else gamma).float()
+                    result[part] = scaled.to(result[part].dtype)
                     folded.add(part)
     return result, folded
