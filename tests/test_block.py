@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-import oracle
 from jumbo_vit.block import JumboBlock, LowRankBypass, jumbo_mlp, split_tokens
 from jumbo_vit.errors import UserError
+from tests import oracle
 
 FEW = settings(max_examples=25, deadline=None)
 

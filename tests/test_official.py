@@ -10,10 +10,10 @@ import timm
 import torch
 from torch import Tensor, nn
 
-import golden
 import jumbo_vit  # noqa: F401  (registers the models)
 from jumbo_vit.checkpoints import load_exactly, read_weights
 from jumbo_vit.vit import JumboVisionTransformer
+from tests import golden
 
 STORED = ("pico", "nano")
 PARAMETERS = {"pico": 4.78, "nano": 8.14, "tiny": 17.52, "small": 66.89, "base": 131.41}

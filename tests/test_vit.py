@@ -11,11 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-import oracle
 from jumbo_vit.block import OFFICIAL_NORM
-from jumbo_vit.vit import INITS, POOLS, JumboVisionTransformer
-from test_block import randomise, tokens
+from jumbo_vit.trunk import INITS
+from jumbo_vit.vit import JumboVisionTransformer
+from tests import oracle
+from tests.test_block import randomise, tokens
 
+POOLS = JumboVisionTransformer.pools
 OPTIONS: dict[str, dict[str, Any]] = {
     "paper": {},
     "ffn per block": {"share_jumbo_mlp": False},

@@ -14,8 +14,8 @@ from torch import nn
 from jumbo_vit.block import jumbo_mlp
 from jumbo_vit.errors import UserError
 from jumbo_vit.vit import JumboVisionTransformer
-from test_block import randomise
-from test_vit import make
+from tests.test_block import randomise
+from tests.test_vit import make
 
 PICTURES = torch.randn(2, 3, 8, 12, generator=torch.Generator().manual_seed(0))
 

@@ -13,17 +13,33 @@ if TYPE_CHECKING:
     from jumbo_vit.block import JumboBlock
     from jumbo_vit.errors import UserError
     from jumbo_vit.folder import load
+    from jumbo_vit.jumboized import jumboize
+    from jumbo_vit.measure.attention import attention_maps
+    from jumbo_vit.measure.norms import token_norms
     from jumbo_vit.predictor import Predictor
     from jumbo_vit.vit import JumboVisionTransformer
 
-__all__ = ["JumboBlock", "JumboVisionTransformer", "Predictor", "UserError", "__version__", "load"]
+__all__ = [
+    "JumboBlock",
+    "JumboVisionTransformer",
+    "Predictor",
+    "UserError",
+    "__version__",
+    "attention_maps",
+    "jumboize",
+    "load",
+    "token_norms",
+]
 
 _HOMES = {
     "JumboBlock": "jumbo_vit.block",
     "JumboVisionTransformer": "jumbo_vit.vit",
     "Predictor": "jumbo_vit.predictor",
     "UserError": "jumbo_vit.errors",
+    "attention_maps": "jumbo_vit.measure.attention",
+    "jumboize": "jumbo_vit.jumboized",
     "load": "jumbo_vit.folder",
+    "token_norms": "jumbo_vit.measure.norms",
 }
 
 

@@ -10,6 +10,7 @@ Source: "Thicker and Quicker: A Jumbo Token for Fast Plain Vision Transformers" 
 authors' code antofuller/jumbo at commit 4c73fc2.
 """
 
+import copy
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -126,21 +127,35 @@ class JumboBlock(Block):
         """Take `mlp` (J*D -> J*D) as the shared FFN, without registering it here: its owner registers it once."""
         self._shared_mlp = (mlp,)
 
+    def owning_ffn(self) -> "JumboBlock":
+        """A twin with the same parameters that registers the shared FFN as its own, for tools that need it so."""
+        twin = copy.copy(self)
+        twin._modules = dict(self._modules)
+        if self._shared_mlp:
+            twin.jumbo_mlp, twin._shared_mlp = self._shared_mlp[0], ()
+        return twin
+
+    def jumbo_ffn(self, x: Tensor) -> Tensor:
+        """The wide FFN, this block's own or the shared one: (B, J*D) -> (B, J*D)."""
+        if self.jumbo_mlp is not None:
+            out: Tensor = self.jumbo_mlp(x)
+        else:
+            if not self._shared_mlp:
+                raise UserError(
+                    "this block shares its Jumbo FFN: hand it over by use_jumbo_mlp, or set share_jumbo_mlp=False"
+                )
+            out = self._shared_mlp[0](x)
+        return out
+
     def jumbo_path(self, jumbo: Tensor) -> Tensor:
         """The Jumbo vector's own branch: (B, J*D) -> (B, J*D), residual included."""
-        if self.norm3 is None:
-            return jumbo
-        if self.jumbo_mlp is None and not self._shared_mlp:
-            raise UserError(
-                "this block shares its Jumbo FFN: hand it over by use_jumbo_mlp, or set share_jumbo_mlp=False"
-            )
-        mlp = self._shared_mlp[0] if self.jumbo_mlp is None else self.jumbo_mlp
-        normed = self.norm3(jumbo)
-        out: Tensor = mlp(normed)
-        if self.lora is not None:
-            out = out + self.lora(normed)
-        branch: Tensor = self.drop_path3(self.ls3(out))
-        return jumbo + branch
+        if self.norm3 is not None:
+            normed = self.norm3(jumbo)
+            out = self.jumbo_ffn(normed)
+            if self.lora is not None:
+                out = out + self.lora(normed)
+            jumbo = jumbo + self.drop_path3(self.ls3(out))
+        return jumbo
 
     def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
         """(B, J+N, D) -> (B, J+N, D); `attn_mask` as in timm's block, broadcast to (B, heads, L, L)."""

@@ -4,7 +4,9 @@ Never runs code from a file: PyTorch's weights-only loader and safetensors are t
 """
 
 import json
+import pickletools
 import re
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -80,9 +82,11 @@ def _read_pickle(path: Path) -> Any:
         with path.open("rb") as file:
             if not file.read(2).startswith((b"PK", b"\x80")):
                 raise UserError("it is neither a zip archive nor a pickle")
-        return torch.load(path, map_location="cpu", weights_only=True)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Detected pickle protocol")
+            return torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # a damaged pickle makes the weights-only reader raise almost anything
-        if _ASKS_FOR_CODE.search(str(error)):
+        if _ASKS_FOR_CODE.search(str(error)) or _is_pickle_that_calls(path):
             raise UserError(
                 f"{path} wants to run code when it is read, so it was not opened; if you trust its source, convert it "
                 "yourself: load it with torch.load(..., weights_only=False) and save the plain state dict"
@@ -90,9 +94,23 @@ def _read_pickle(path: Path) -> Any:
         raise UserError(f"{path} is not a readable checkpoint, or is cut off: {_first_line(error)}") from error
 
 
+def _is_pickle_that_calls(path: Path) -> bool:
+    """Whether the file is a plain pickle, not one of torch.save's, that names a function. Looks without running."""
+    try:
+        with path.open("rb") as file:
+            if file.read(2) < b"\x80\x03":  # torch.save writes zip archives, and wrote protocol 2
+                return False
+            file.seek(0)
+            return any(opcode.name in ("GLOBAL", "STACK_GLOBAL", "INST") for opcode, _, _ in pickletools.genops(file))
+    except (OSError, ValueError):
+        return False
+
+
 def _first_line(error: Exception) -> str:
-    # PyTorch puts advice to open the file unsafely in front of what is wrong with it.
-    lines = str(error).rpartition("WeightsUnpickler error:")[2].strip().splitlines()
+    # PyTorch puts advice to open the file unsafely in front of what is wrong with it, and advice on its sources behind.
+    lines = (
+        str(error).rpartition("WeightsUnpickler error:")[2].partition(". This is an internal")[0].strip().splitlines()
+    )
     return lines[0][:160] if lines else type(error).__name__
 
 

@@ -10,14 +10,25 @@ class UserError(ValueError):
     The command line prints it without a traceback and ends with exit code 2.
     """
 
+    def __init__(self, message: str) -> None:
+        super().__init__(_without_traceback(message))
+
+
+def _without_traceback(message: str) -> str:
+    """PyTorch hands a loader process's exception on by making it anew from the text of its traceback."""
+    if not message.startswith("Caught ") or "Traceback (most recent call last)" not in message:
+        return message
+    return message.strip().rpartition("\n")[2].partition(": ")[2]
+
 
 class UnreadableImage(UserError):
     """A file that cannot be used as a picture; `path` names it and `reason` says why, without the path."""
 
-    def __init__(self, path: object, reason: str) -> None:
-        super().__init__(f"cannot read the picture {path}: {reason}")
+    def __init__(self, path: object, reason: str | None = None) -> None:
+        # Without a reason, `path` is the whole message (see _without_traceback).
+        super().__init__(str(path) if reason is None else f"cannot read the picture {path}: {reason}")
         self.path = str(path)
-        self.reason = reason
+        self.reason = str(self) if reason is None else reason
 
     def __reduce__(self) -> tuple[type["UnreadableImage"], tuple[str, str]]:
         # Worker processes send exceptions by pickle, which would call __init__ with the message alone.

@@ -1,6 +1,7 @@
 """Writing files so that a reader never sees half of one, and a full disk costs one line and nothing else."""
 
 import json
+import math
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -68,5 +69,14 @@ def write_text(path: str | Path, text: str) -> None:
 
 
 def write_json(path: str | Path, content: Any) -> None:
-    """Write JSON atomically, indented, with non-ASCII characters as they are."""
-    write_text(path, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
+    """Write JSON atomically, indented, with non-ASCII characters as they are, and null for NaN and infinity."""
+    write_text(path, json.dumps(_finite(content), indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def _finite(content: Any) -> Any:
+    # JSON has no NaN; most readers refuse Python's.
+    if isinstance(content, dict):
+        return {key: _finite(value) for key, value in content.items()}
+    if isinstance(content, list | tuple):
+        return [_finite(value) for value in content]
+    return None if isinstance(content, float) and not math.isfinite(content) else content

@@ -4,6 +4,7 @@ The folder carries the whole contract: architecture and arguments, label names, 
 prediction and export need nothing else.
 """
 
+import difflib
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,12 +22,25 @@ from torch import Tensor, nn
 import jumbo_vit.registry  # noqa: F401  (a folder names a registered model)
 from jumbo_vit.checkpoints import load_exactly, read_json, read_weights
 from jumbo_vit.data.pipeline import Preparation
+from jumbo_vit.data.tables import TASKS
 from jumbo_vit.errors import UserError, nearest
 from jumbo_vit.files import write_bytes, write_text
 from jumbo_vit.predictor import Contract, Predictor
 from jumbo_vit.sizes import MODEL_NAMES, SIZES
 
 FORMAT = 1
+# Arguments of timm.create_model that fetch weights or say how a file is read: a folder's own weights are all it needs.
+_NOT_FOR_A_FOLDER = frozenset(
+    {
+        "pretrained",
+        "pretrained_cfg",
+        "pretrained_cfg_overlay",
+        "checkpoint_path",
+        "cache_dir",
+        "scriptable",
+        "weights_only",
+    }
+)
 
 
 def make_model(name: str, **kwargs: Any) -> nn.Module:
@@ -36,9 +50,9 @@ def make_model(name: str, **kwargs: Any) -> nn.Module:
         UserError: The name is unknown (the nearest is named), or the model does not take an argument or value.
     """
     if not is_model(name):
-        ours = list(MODEL_NAMES)
-        close = nearest(name, ours) or nearest(name, list_models())
-        raise UserError(f"unknown model {name}{close}; `jumbo-vit models` lists ours, timm.list_models() all others")
+        raise UserError(
+            f"unknown model {name}{_nearest_model(name)}; `jumbo-vit models` lists ours, timm.list_models() all others"
+        )
     try:
         model: nn.Module = timm.create_model(name, **kwargs)
     except UserError:
@@ -46,6 +60,13 @@ def make_model(name: str, **kwargs: Any) -> nn.Module:
     except (TypeError, AssertionError, ValueError) as error:
         raise UserError(f"{name} cannot be made with {kwargs}: {error}") from error
     return model
+
+
+def _nearest_model(name: str) -> str:
+    # Ours are compared without the ending that they share, which would make any two of them alike.
+    ours = {full.split("_patch")[0]: full for full in MODEL_NAMES} | {size: full for full, size in MODEL_NAMES.items()}
+    close = difflib.get_close_matches(name.split("_patch", maxsplit=1)[0], ours, n=1, cutoff=0.7)
+    return f" (did you mean {ours[close[0]]}?)" if close else nearest(name, list_models())
 
 
 def save_folder(
@@ -102,6 +123,15 @@ def read_contract(folder: Path) -> tuple[str, dict[str, Any], Contract]:
         UserError: The file is cut, or lacks what a model needs.
     """
     config = read_json(folder / "config.json")
+    try:
+        return _contract_of(config, folder)
+    except UserError:
+        raise
+    except (TypeError, ValueError, KeyError, AttributeError, IndexError) as error:
+        raise UserError(f"{folder / 'config.json'} is damaged or not in timm's hub form ({error})") from error
+
+
+def _contract_of(config: dict[str, Any], folder: Path) -> tuple[str, dict[str, Any], Contract]:
     cfg = config.get("pretrained_cfg", {})
     own = config.get("jumbo_vit", {})
     labels = own.get("labels") or config.get("label_names")
@@ -119,16 +149,23 @@ def read_contract(folder: Path) -> tuple[str, dict[str, Any], Contract]:
     labels = [str(label) for label in labels] if labels else [str(i) for i in range(classes)]
     if len(labels) != classes:
         raise UserError(f"{folder / 'config.json'} holds {len(labels)} label names for {classes} classes")
+    task, thresholds = own.get("task", "multiclass"), own.get("thresholds")
+    if task not in TASKS:
+        raise UserError(f"{folder} is of the task {task!r}, which this version does not know: {', '.join(TASKS)}")
+    if thresholds is not None and len(thresholds) != classes:
+        raise UserError(f"{folder / 'config.json'} holds {len(thresholds)} thresholds for {classes} classes")
     known = ("format", "task", "labels", "thresholds")
     contract = Contract(
-        task=own.get("task", "multiclass"),
+        task=task,
         labels=labels,
         preparation=Preparation.from_cfg(cfg),
-        thresholds=own.get("thresholds"),
+        thresholds=[float(value) for value in thresholds] if thresholds is not None else None,
         lineage={key: value for key, value in own.items() if key not in known},
     )
     args = {
-        key: tuple(value) if isinstance(value, list) else value for key, value in config.get("model_args", {}).items()
+        key: tuple(value) if isinstance(value, list) else value
+        for key, value in (config.get("model_args") or {}).items()
+        if key not in _NOT_FOR_A_FOLDER
     }
     return config["architecture"], {**args, "num_classes": classes}, contract
 
@@ -199,6 +236,8 @@ def load(path: str | Path, device: str = "auto") -> Predictor:
         UserError: Nothing there, a corrupt or foreign file, a file that wants to run code, or no such device.
     """
     path = Path(path)
+    if path.name in ("model.safetensors", "config.json") and (path.parent / "config.json").is_file():
+        path = path.parent
     model, contract = open_official(path) if path.is_file() else open_folder(path)
     return Predictor(model, contract, pick_device(device))
 

@@ -1,14 +1,22 @@
-"""Registers every size in timm: `timm.create_model("jumbo_vit_tiny_patch16_224")`."""
+"""Registers every size in timm, Jumbo and baselines: `timm.create_model("jumbo_vit_tiny_patch16_224")`."""
 
-from typing import Any
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any, cast
 
 from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
 from timm.models.vision_transformer import checkpoint_filter_fn
 from torch import Tensor
 
+from jumbo_vit import jumboized, naflex  # noqa: F401  (they register their own names)
+from jumbo_vit.baselines import BaselineVisionTransformer
 from jumbo_vit.checkpoints import plain_names
-from jumbo_vit.sizes import MODEL_NAMES, SIZES
+from jumbo_vit.errors import UserError
+from jumbo_vit.sizes import BASELINE_NAMES, MODEL_NAMES, REGISTERS, SIZES, Size
+from jumbo_vit.trunk import PaperVisionTransformer
 from jumbo_vit.vit import JumboVisionTransformer
+
+_logger = logging.getLogger("jumbo_vit")
 
 # The official evaluation: short side to the input size (crop 1.0), bilinear, ImageNet mean and std.
 _OFFICIAL = {
@@ -20,12 +28,18 @@ _OFFICIAL = {
     "first_conv": "patch_embed.proj",
     "classifier": "head",
 }
+_HEAD = ("head.weight", "head.bias")
+_PROJECTION = "patch_embed.proj.weight"
+_MOST_NAMED = 12
 
 
-def _pretrained_cfg(size: str) -> dict[str, Any]:
-    row = SIZES[size]
-    cfg = _OFFICIAL | {"input_size": (3, row.img_size, row.img_size), "num_classes": row.num_classes}
-    if row.official_top1 is None:
+def _pretrained_cfg(row: Size) -> dict[str, Any]:
+    return _OFFICIAL | {"input_size": (3, row.img_size, row.img_size), "num_classes": row.num_classes}
+
+
+def _official_cfg(size: str) -> dict[str, Any]:
+    cfg = _pretrained_cfg(SIZES[size])
+    if SIZES[size].official_top1 is None:
         return cfg
     # The authors' code is MIT; for the weights no licence is stated.
     hub = {"hf_hub_id": "antofuller/jumbo", "hf_hub_filename": f"jumbo_{size}.pth", "license": "not stated"}
@@ -36,28 +50,98 @@ def _tagged(name: str, size: str) -> str:
     return name if SIZES[size].official_top1 is None else f"{name}.in1k"
 
 
-def adapt_checkpoint(state: dict[str, Tensor], model: JumboVisionTransformer) -> dict[str, Tensor]:
-    """timm's filter for pretrained weights: plain key names, then patches and positions resampled to the model's."""
-    adapted: dict[str, Tensor] = checkpoint_filter_fn(plain_names(state), model)
+def adapt_checkpoint(state: dict[str, Tensor], model: PaperVisionTransformer) -> dict[str, Tensor]:
+    """timm's filter for pretrained weights: plain names, patches and positions resampled, and everything accounted for.
+
+    timm gives up its strict check as soon as the class count differs, so the check is here. The head alone may be new:
+    where the file has none, or one of another class count or width, which is announced. Classes and channels that
+    timm's `pretrained_cfg` declares for the file are corrected by the file.
+
+    Raises:
+        UserError: Something is missing, left over or of another shape; the names are listed.
+    """
+    state = plain_names(state)
+    own, cfg = model.state_dict(), cast(dict[str, Any], model.pretrained_cfg)
+    adapted: dict[str, Tensor] = {}
+    failure = ""
+    try:
+        adapted = checkpoint_filter_fn(state, model)
+    except RuntimeError as error:
+        failure = str(error).splitlines()[0]
+    positions, fitted, mine = (s.get("pos_embed") for s in (state, adapted, own))
+    if positions is not None and mine is not None and (fitted is None or fitted.shape[1] != mine.shape[1]):
+        raise UserError(
+            f"the checkpoint's {positions.shape[1]} positions do not make a square, nor the grid of the declared size "
+            f"{cfg['input_size'][1:]}: give the size it was made for by pretrained_cfg_overlay="
+            "dict(file=..., input_size=(3, H, W))"
+        )
+    if failure:
+        raise UserError(f"the checkpoint cannot be converted for this model: {failure}")
+    adapted = _take_head(adapted, own, cfg)
+    projection = adapted.get(_PROJECTION)
+    if projection is not None and projection.ndim == 4:
+        cfg["input_size"] = (projection.shape[1], *cfg["input_size"][1:])
+    _check_all_there(adapted, own)
     return adapted
 
 
-def _register(name: str, size: str) -> None:
-    row = SIZES[size]
+def _take_head(adapted: dict[str, Tensor], own: Mapping[str, Tensor], cfg: dict[str, Any]) -> dict[str, Tensor]:
+    """Keep the file's head where it fits; `cfg["num_classes"]`, by which timm decides, is made to say so."""
+    theirs, mine = (tuple(s[_HEAD[0]].shape) if _HEAD[0] in s else None for s in (adapted, own))
+    cfg["num_classes"] = theirs[0] if theirs is not None else 0
+    if mine is None or mine == theirs:
+        return adapted
+    if theirs is None:
+        reason = "the file has none"
+    elif theirs[0] != mine[0]:
+        reason = f"{theirs[0]} classes in the file, {mine[0]} in the model"
+    else:
+        reason, cfg["num_classes"] = f"it reads {theirs[1]} features in the file, {mine[1]} in the model", 0
+    _logger.warning("%s start anew: %s", " and ".join(_HEAD), reason)
+    return {name: value for name, value in adapted.items() if name not in _HEAD}
 
-    def entrypoint(pretrained: bool = False, **kwargs: Any) -> JumboVisionTransformer:
+
+def _check_all_there(adapted: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> None:
+    missing = [name for name in own if name not in adapted and name not in _HEAD]
+    unknown = [name for name in adapted if name not in own and name not in _HEAD]
+    shapes = [
+        f"{name} {tuple(adapted[name].shape)} instead of {tuple(mine.shape)}"
+        for name, mine in own.items()
+        if name in adapted and not _fits(name, adapted[name], mine)
+    ]
+    rows = (("missing:", missing), ("unknown:", unknown), ("other shape:", shapes))
+    faults = [f"{word} {_listed(names)}" for word, names in rows if names]
+    if faults:
+        raise UserError(f"the checkpoint does not fit the model ({'; '.join(faults)})")
+
+
+def _listed(names: list[str]) -> str:
+    rest = len(names) - _MOST_NAMED
+    return ", ".join(names[:_MOST_NAMED]) + (f" and {rest} more" if rest > 0 else "")
+
+
+def _fits(name: str, value: Tensor, mine: Tensor) -> bool:
+    if name == _PROJECTION:  # timm converts its channels after this filter
+        return value.shape[:1] == mine.shape[:1] and value.shape[2:] == mine.shape[2:]
+    return value.shape == mine.shape
+
+
+def _register(
+    name: str, model_cls: type[PaperVisionTransformer], row: Size, about: str, **special: Any
+) -> Callable[..., PaperVisionTransformer]:
+    def entrypoint(pretrained: bool = False, **kwargs: Any) -> PaperVisionTransformer:
         own: dict[str, Any] = {
             "embed_dim": row.dim,
             "depth": row.depth,
             "num_heads": row.heads,
-            "num_jumbo": row.num_jumbo,
             "img_size": row.img_size,
             "patch_size": row.patch_size,
             "weight_init": row.weight_init,
+            **special,
         }
         out_indices = kwargs.pop("out_indices", 3)
-        model: JumboVisionTransformer = build_model_with_cfg(
-            JumboVisionTransformer,
+        model: PaperVisionTransformer = build_model_with_cfg(
+            model_cls,
             name,
             pretrained,
             pretrained_filter_fn=adapt_checkpoint,
@@ -68,13 +152,22 @@ def _register(name: str, size: str) -> None:
 
     entrypoint.__name__ = entrypoint.__qualname__ = name
     entrypoint.__doc__ = (
-        f"Jumbo ViT, {size}: width {row.dim}, depth {row.depth}, {row.heads} heads, J={row.num_jumbo}, "
-        f"patch {row.patch_size}, {row.img_size} px."
+        f"{about}: width {row.dim}, depth {row.depth}, {row.heads} heads, patch {row.patch_size}, {row.img_size} px."
     )
-    globals()[name] = register_model(entrypoint)
+    registered: Callable[..., PaperVisionTransformer] = register_model(entrypoint)
+    return registered
 
 
-default_cfgs = generate_default_cfgs({_tagged(name, size): _pretrained_cfg(size) for name, size in MODEL_NAMES.items()})
+_cfgs: dict[str, Any] = {_tagged(name, size): _official_cfg(size) for name, size in MODEL_NAMES.items()}
+_cfgs |= {name: _pretrained_cfg(SIZES[size]) for name, (size, _) in BASELINE_NAMES.items()}
+default_cfgs = generate_default_cfgs(_cfgs)
 
 for _name, _size in MODEL_NAMES.items():
-    _register(_name, _size)
+    _row = SIZES[_size]
+    globals()[_name] = _register(
+        _name, JumboVisionTransformer, _row, f"Jumbo ViT, {_size}, J={_row.num_jumbo}", num_jumbo=_row.num_jumbo
+    )
+for _name, (_size, _kind) in BASELINE_NAMES.items():
+    _count = REGISTERS[_kind]
+    _about = f"Plain ViT, {_size}, class token" + (f" and {_count} registers" if _count else "")
+    globals()[_name] = _register(_name, BaselineVisionTransformer, SIZES[_size], _about, reg_tokens=_count)

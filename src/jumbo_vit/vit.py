@@ -5,76 +5,20 @@ patches only, resampling, patch dropout, feature maps, pruning) then holds witho
 pooling, the head and the shared FFN are overridden.
 """
 
-import math
+import copy
 from typing import Any, Literal, cast
 
-import torch
-from timm.layers import get_act_layer, trunc_normal_
-from timm.models._manipulate import named_apply
-from timm.models.vision_transformer import VisionTransformer, get_init_weights_vit
+from timm.layers import get_act_layer
 from torch import Tensor, nn
 
-from jumbo_vit.block import OFFICIAL_NORM, JumboBlock, LowRankBypass, jumbo_mlp, split_tokens
-from jumbo_vit.errors import UserError, nearest
+from jumbo_vit.block import JumboBlock, jumbo_mlp
+from jumbo_vit.errors import UserError
+from jumbo_vit.trunk import PaperVisionTransformer, check_size
 
-POOLS = ("jumbo_avg", "jumbo", "avg", "max", "avgmax", "map", "")
-INITS = ("", "xavier", "jax", "jax_nlhb", "moco", "reset", "skip")
-
-
-def check_size(img_size: Any, patch_size: Any) -> None:
-    """Refuse a picture size that the patches do not tile.
-
-    Raises:
-        UserError: Height or width is no positive multiple of the patch; the nearest fitting sizes are named.
-    """
-    sizes = (img_size, img_size) if isinstance(img_size, int) else tuple(img_size)
-    patches = (patch_size, patch_size) if isinstance(patch_size, int) else tuple(patch_size)
-    for size, patch in zip(sizes, patches, strict=True):
-        if patch < 1 or size < patch or size % patch:
-            fits = sorted({max(patch, size // patch * patch), (size // patch + 1) * patch}) if patch > 0 else []
-            raise UserError(
-                f"image size {sizes[0]}x{sizes[1]} is not a multiple of the patch size {patches[0]}x{patches[1]}: "
-                f"{size} must be a multiple of {patch}, such as {' or '.join(map(str, fits))}"
-            )
+__all__ = ["JumboVisionTransformer", "check_size"]
 
 
-def init_as_paper(model: VisionTransformer, mode: str, needs_reset: bool = True) -> None:
-    """Initialise a ViT the way the official code does, or for narrow models with Xavier.
-
-    `""`: Linear trunc-normal 0.02 with zero bias, tokens and positions 0.02. `"xavier"`: Xavier-uniform for Linears and
-    for the patch projection, 0.2 for tokens and positions, since 0.02 starves a network of width 64. timm's other modes
-    are timm's. In every mode the head's weight is 0 and its bias -ln(classes), and low-rank bypasses do nothing.
-    """
-    if mode not in INITS:
-        raise UserError(
-            f"weight_init={mode!r} is unknown; use one of {', '.join(map(repr, INITS))}{nearest(mode, INITS)}"
-        )
-    timm_mode = "" if mode == "xavier" else mode
-    named_apply(get_init_weights_vit(timm_mode, head_bias=0.0, needs_reset=needs_reset), model)
-    std = 0.2 if mode == "xavier" else 0.02
-    for token in (model.pos_embed, model.cls_token, model.reg_token):
-        if token is not None:
-            trunc_normal_(token, std=std)
-    if mode == "xavier":
-        for module in model.modules():
-            if isinstance(module, nn.Linear):
-                nn.init.xavier_uniform_(module.weight)
-        projection = model.patch_embed.proj.weight
-        nn.init.xavier_uniform_(projection.data.view(projection.shape[0], -1))
-    for module in model.modules():
-        if isinstance(module, LowRankBypass):
-            module.zero_output()
-    init_head(model.head, model.num_classes)
-
-
-def init_head(head: nn.Module, num_classes: int) -> None:
-    """Weight 0, bias -ln(classes): the official start, under which every class has the same small prior."""
-    if isinstance(head, nn.Linear):
-        nn.init.zeros_(head.weight)
-        nn.init.constant_(head.bias, -math.log(num_classes))
-
-
-class JumboVisionTransformer(VisionTransformer):
+class JumboVisionTransformer(PaperVisionTransformer):
     """Plain ViT with one Jumbo token of width J*D.
 
     Takes pictures (B, in_chans, H, W) and gives logits (B, num_classes). The sequence holds the J Jumbo tokens first,
@@ -99,6 +43,9 @@ class JumboVisionTransformer(VisionTransformer):
             divide D, or a class token (the Jumbo token takes its place).
     """
 
+    pools = ("jumbo_avg", "jumbo", "avg", "max", "avgmax", "map", "")
+    global_tokens = "the Jumbo token"
+
     def __init__(
         self,
         num_jumbo: int = 6,
@@ -116,55 +63,40 @@ class JumboVisionTransformer(VisionTransformer):
         drop_path_rate: float = 0.0,
         **kwargs: Any,
     ) -> None:
-        _check_pool(global_pool)
-        check_size(img_size, patch_size)
-        if embed_dim % num_heads:
-            raise UserError(f"embed_dim={embed_dim} is not a multiple of num_heads={num_heads}")
         if kwargs.pop("class_token", False):
             raise UserError(
                 "class_token=True does not fit: the Jumbo token takes its place (reg_tokens adds registers)"
             )
-        if not kwargs.pop("no_embed_class", True):
-            raise UserError("no_embed_class=False does not fit: the Jumbo token has no position")
-        if drop_path_schedule not in ("constant", "linear"):
-            raise UserError(f"drop_path_schedule={drop_path_schedule!r} is unknown; use 'constant' or 'linear'")
-        kwargs["norm_layer"] = kwargs.get("norm_layer") or OFFICIAL_NORM
-        kwargs.setdefault("fc_norm", False)
 
-        def make_block(drop_path: float, **block: Any) -> JumboBlock:
+        def make_block(**block: Any) -> JumboBlock:
             return JumboBlock(
                 num_jumbo=num_jumbo,
                 share_jumbo_mlp=share_jumbo_mlp,
                 jumbo_mlp_ratio=jumbo_mlp_ratio,
                 lora_rank=lora_rank,
-                drop_path=drop_path_rate if drop_path_schedule == "constant" else drop_path,
                 **block,
             )
 
         super().__init__(
+            num_global=num_jumbo,
+            make_block=make_block,
+            class_token=False,
+            reg_tokens=num_jumbo + reg_tokens,
+            global_pool=global_pool,
+            drop_path_schedule=drop_path_schedule,
             img_size=img_size,
             patch_size=patch_size,
             embed_dim=embed_dim,
             num_heads=num_heads,
             drop_path_rate=drop_path_rate,
-            global_pool="map" if global_pool == "map" else "",
-            class_token=False,
-            reg_tokens=num_jumbo + reg_tokens,
-            no_embed_class=True,
-            block_fn=make_block,  # type: ignore[arg-type]
-            weight_init="skip",
             **kwargs,
         )
         factory = {"device": kwargs.get("device"), "dtype": kwargs.get("dtype")}
         self.num_jumbo = num_jumbo
-        self.global_pool = global_pool  # type: ignore[assignment]
         act = get_act_layer(kwargs.get("act_layer")) or nn.GELU
         shared = share_jumbo_mlp and jumbo_mlp_ratio > 0
         self.jumbo_mlp = jumbo_mlp(embed_dim, num_jumbo, jumbo_mlp_ratio, act, **factory) if shared else None
-        self._make_head(**factory)
-        self.weight_init_mode = weight_init  # type: ignore[assignment]
-        if weight_init != "skip":
-            self.init_weights(needs_reset=False)
+        self.finish(weight_init, **factory)
         self.register_load_state_dict_pre_hook(_take_official_names)  # type: ignore[no-untyped-call]
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -174,81 +106,23 @@ class JumboVisionTransformer(VisionTransformer):
             for block in self.blocks:
                 cast(JumboBlock, block).use_jumbo_mlp(value)
 
-    def init_weights(self, mode: str = "", needs_reset: bool = True) -> None:
-        """Initialise all weights; `mode` as the argument `weight_init`, default the one given at construction."""
-        init_as_paper(self, mode or self.weight_init_mode, needs_reset)
-        if self.fix_init:
-            self.fix_init_weight()
+    def __prepare_scriptable__(self) -> "JumboVisionTransformer":
+        """What torch.jit.script compiles, since it sees only what is registered: a twin whose blocks own the FFN.
 
-    def set_input_size(self, img_size: Any = None, patch_size: Any = None) -> None:
-        """Take pictures of another size (H, W) or patches of another size; positions and projection are resampled.
-
-        Raises:
-            UserError: A size that the patches do not tile; timm would silently leave out the rest of the picture.
+        The twin shares all parameters with this model, which stays as it is.
         """
-        check_size(img_size or self.patch_embed.img_size, patch_size or self.patch_embed.patch_size)
-        super().set_input_size(img_size=img_size, patch_size=patch_size)
+        if self.jumbo_mlp is None:
+            return self
+        twin = copy.copy(self)
+        twin._modules = dict(self._modules)
+        twin._modules["blocks"] = nn.Sequential(*(cast(JumboBlock, block).owning_ffn() for block in self.blocks))
+        return twin
 
-    def split(self, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Split a sequence (B, L, D) into Jumbo (B, J, D), extra registers (B, R, D) and patches (B, N, D)."""
-        jumbo, rest = split_tokens(tokens, self.num_jumbo)
-        registers, patches = split_tokens(rest, self.num_prefix_tokens - self.num_jumbo)
-        return jumbo, registers, patches
-
-    def pool(self, x: Tensor, pool_type: str | None = None) -> Tensor:
-        """Pool normed tokens (B, L, D) to what the head reads, (B, head_hidden_size), or (B, L, D) for pool ''."""
-        pool_type = self.global_pool if pool_type is None else pool_type
-        if pool_type in ("jumbo", "jumbo_avg"):
-            jumbo, _, patches = self.split(x)
-            wide = jumbo.flatten(1)
-            return wide if pool_type == "jumbo" else torch.cat([wide, patches.mean(dim=1)], dim=-1)
-        pooled: Tensor = super().pool(x, pool_type)
-        return pooled
-
-    def _make_head(self, device: Any = None, dtype: Any = None) -> None:
-        extra = {"jumbo_avg": self.num_jumbo + 1, "jumbo": self.num_jumbo}
-        self.head_hidden_size = self.embed_dim * extra.get(self.global_pool, 1)
-        self.head = (
-            nn.Linear(self.head_hidden_size, self.num_classes, device=device, dtype=dtype)
-            if self.num_classes > 0
-            else nn.Identity()
-        )
-        self.head.train(self.training)
-
-    def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
-        """Give the model a new head (weight 0, bias -ln C) of the old one's device and type, and another pool if named.
-
-        Raises:
-            UserError: An unknown pool, or "map" asked of a model that was built without attention pooling.
-        """
-        if global_pool is not None:
-            _check_pool(global_pool)
-            if global_pool == "map" and self.attn_pool is None:
-                raise UserError("global_pool='map' needs attention pooling, which is only made at construction")
-            if global_pool != "map":
-                self.attn_pool = None  # type: ignore[assignment]
-            self.global_pool = global_pool  # type: ignore[assignment]
-        weight = self.patch_embed.proj.weight
-        self.num_classes = num_classes
-        self._make_head(weight.device, weight.dtype)
-        init_head(self.head, num_classes)
-
-    @torch.jit.ignore  # type: ignore[untyped-decorator]
-    def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
-        """timm's parameter groups by depth; the shared FFN, which serves all depths, goes with the final norm."""
-        return {
-            "stem": r"^reg_token|pos_embed|patch_embed|norm_pre",
-            "blocks": [(r"^blocks\.(\d+)", None), (r"^norm|^jumbo_mlp|^attn_pool", (99999,))],
-        }
-
-
-def _check_pool(name: str) -> None:
-    if name == "token":
-        raise UserError("global_pool='token' needs a class token; a Jumbo model has global_pool='jumbo' instead")
-    if name not in POOLS:
-        raise UserError(
-            f"global_pool={name!r} is unknown; use one of {', '.join(map(repr, POOLS))}{nearest(name, POOLS)}"
-        )
+    @classmethod
+    def _check_pool(cls, name: str, class_token: bool, fc_norm: bool) -> None:
+        if name == "token":
+            raise UserError("global_pool='token' needs a class token; a Jumbo model has global_pool='jumbo' instead")
+        super()._check_pool(name, class_token, fc_norm)
 
 
 def _take_official_names(module: nn.Module, state: dict[str, Tensor], prefix: str, *_: Any) -> None:

@@ -40,6 +40,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "evaluate": ("jumbo_vit.cli.evaluate", "measure a trained model on held-out pictures"),
     "predict": ("jumbo_vit.cli.predict", "label pictures with a trained model"),
     "embed": ("jumbo_vit.cli.embed", "write the features of pictures and find the nearest ones"),
+    "jumboize": ("jumbo_vit.cli.jumboize", "give a ViT of timm a Jumbo token without changing its outputs"),
+    "attention": ("jumbo_vit.cli.attention", "draw where a model looks in a picture"),
     "models": ("jumbo_vit.cli.models", "list the models: parameters, operations, accuracy, licence"),
     "replay": ("jumbo_vit.cli.replay", "compute again the batch whose loss was not finite"),
 }
@@ -294,7 +296,8 @@ def main(argv: Sequence[str]) -> int:
         sys.stdout.flush()
     except UserError as error:
         message = " ".join(line.strip() for line in str(error).splitlines() if line.strip())
-        print(f"{PROGRAM}: error: {message}", file=sys.stderr)
+        if os.environ.get("LOCAL_RANK", "0") == "0":  # of several processes one speaks
+            print(f"{PROGRAM}: error: {message}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print(f"{PROGRAM}: interrupted", file=sys.stderr)

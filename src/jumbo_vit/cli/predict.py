@@ -36,8 +36,8 @@ def run(config: Config) -> None:
     from jumbo_vit.predictor import rows_as_csv
 
     predictor = load(config.model, config.device)
-    if config.topk > len(predictor.labels):
-        raise UserError(f"--topk {config.topk}, but the model has {len(predictor.labels)} classes")
+    if not 1 <= config.topk <= len(predictor.labels):
+        raise UserError(f"--topk is {config.topk}, but must be from 1 to the model's {len(predictor.labels)} classes")
     entries, skipped = expand_inputs(config.inputs)
     rows = list(predictor.predict_entries(entries, config.topk))
     text = rows_as_csv(rows, config.topk)
@@ -46,8 +46,8 @@ def run(config: Config) -> None:
     else:
         print(text, end="")
     failed = sum(bool(row.error) for row in rows)
+    if failed == len(rows):
+        raise UserError(f"none of the {len(rows)} pictures could be read, such as {rows[0].path}: {rows[0].error}")
     left_out = f", {len(skipped)} other files left out, such as {skipped[0].path}" if skipped else ""
     where = f", in {config.csv}" if config.csv else ""
     print(f"{len(rows) - failed} pictures labelled, {failed} unreadable{left_out}{where}", file=sys.stderr)
-    if failed == len(rows):
-        raise UserError(f"none of the {len(rows)} pictures could be read, such as {rows[0].path}: {rows[0].error}")

@@ -4,7 +4,7 @@ from jumbo_vit.tasks.config import TrainConfig as Config
 
 GROUPS = {
     "data": ("data", "task", "val_fraction", "check_images", "workers", "worker_start"),
-    "model": ("model", "img_size", "patch_size", "in_chans", "init_from", "drop_path"),
+    "model": ("model", "model_args", "img_size", "patch_size", "in_chans", "init_from", "drop_path"),
     "recipe": (
         "preset",
         "epochs",

@@ -53,11 +53,12 @@ def expand_inputs(inputs: Any) -> tuple[list[Entry], list[Skipped]]:
 
 
 def _from_path(path: Path, skipped: list[Skipped]) -> Iterable[tuple[str, str, Input]]:
+    path = path.expanduser()
     if path.is_dir():
         pictures, others = find_images(path)
         skipped += others
         for picture in pictures:
-            name = picture.relative_to(path).as_posix()
+            name = picture.relative_to(path.absolute()).as_posix()
             yield name, (path / name).as_posix(), picture
     elif path.exists():
         yield path.name, path.as_posix(), path

@@ -3,6 +3,7 @@
 import dataclasses
 import os
 import sys
+import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -58,6 +59,12 @@ class ImageSet:
                 counts[label] += 1
         return counts
 
+    def checksum(self, start: int = 0) -> int:
+        """A checksum of names and labels, in order, going on from `start`."""
+        for index, sample in enumerate(self.samples):
+            start = zlib.crc32(f"{self.name(index)}:{sample.labels}\n".encode(), start)
+        return start
+
     def subset(self, indices: Iterable[int]) -> Self:
         """The pictures at `indices`, in that order, with the same classes, skipped files and notes."""
         samples = [self.samples[index] for index in indices]
@@ -68,12 +75,14 @@ class ImageSet:
 class Splits:
     """Training and held-out pictures with the same `classes`; `held_out` says in words which part that is.
 
-    When one set was split in two, its skipped files and notes are the training part's, so that none counts twice.
+    When one set was split in two (`drawn`), its skipped files and notes are the training part's, so that none counts
+    twice.
     """
 
     train: ImageSet
     val: ImageSet
     held_out: str
+    drawn: bool = False
 
 
 def relative_name(path: str, root: Path | None) -> str:

@@ -71,7 +71,9 @@ def open_held_out(data: str, task: Task, classes: Sequence[str]) -> ImageSet:
     if path.is_file():
         rows = parse_table(path, task)
         name = _held_out_split(rows)
-        return build_set(path, rows if name is None else [row for row in rows if row.split == name], classes)
+        if name is None:
+            return _whole(build_set(path, rows, classes), path.name)
+        return build_set(path, [row for row in rows if row.split == name], classes)
     _refuse_multilabel_folder(data, task)
     known = class_index(classes)
     train_folder = _train_folder(path)
@@ -86,7 +88,15 @@ def open_held_out(data: str, task: Task, classes: Sequence[str]) -> ImageSet:
             f"{data} has {train_folder.name}/ but no held-out folder ({', '.join(HELD_OUT_NAMES)}): "
             f"add one, or give {train_folder} to score the training pictures"
         )
-    return scan_tree(path, classes)
+    return _whole(scan_tree(path, classes), path.name)
+
+
+def _whole(found: ImageSet, name: str) -> ImageSet:
+    found.notes.append(
+        f"{name} has no held-out part, so all its {len(found)} pictures are scored; a model that was trained on them "
+        "scores too well."
+    )
+    return found
 
 
 def _check_task(task: str) -> None:
@@ -220,9 +230,8 @@ def _split(whole: ImageSet, seed: int, val_fraction: float) -> Splits:
         raise UserError(
             f"{whole.root} has one picture a class, so none can be held out: add pictures, or a held-out folder val"
         )
-    parts = Splits(
-        whole.subset(train), whole.subset(val), f"{val_fraction:.0%} of the pictures, split with seed {seed}"
-    )
+    words = f"{val_fraction:.0%} of the pictures, split with seed {seed}"
+    parts = Splits(whole.subset(train), whole.subset(val), words, drawn=True)
     parts.val.skipped.clear()
     parts.val.notes.clear()
     if single:

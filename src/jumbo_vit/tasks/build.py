@@ -2,7 +2,6 @@
 
 import dataclasses
 import platform
-import zlib
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +54,7 @@ def build_model(config: TrainConfig, num_classes: int) -> tuple[nn.Module, Prepa
         UserError: An unknown name, an option it does not take, or a size that its patches do not tile.
     """
     assert config.model is not None and config.in_chans is not None
-    kwargs: dict[str, Any] = {"num_classes": num_classes, "in_chans": config.in_chans}
+    kwargs = _parse_args(config.model_args or []) | {"num_classes": num_classes, "in_chans": config.in_chans}
     if config.drop_path:
         kwargs["drop_path_rate"] = config.drop_path
     if config.img_size:
@@ -71,9 +70,28 @@ def build_model(config: TrainConfig, num_classes: int) -> tuple[nn.Module, Prepa
         check_size(size, patch)
     preparation = dataclasses.replace(Preparation.from_cfg(cfg), input_size=(config.in_chans, *size))
     if config.in_chans != len(cfg["mean"]):
-        grey = {key: (sum(cfg[key]) / len(cfg[key]),) * config.in_chans for key in ("mean", "std")}
-        preparation = dataclasses.replace(preparation, **grey)
+        mean, std = ((sum(cfg[key]) / len(cfg[key]),) * config.in_chans for key in ("mean", "std"))
+        preparation = dataclasses.replace(preparation, mean=mean, std=std)
     return model, preparation
+
+
+def _parse_args(words: list[str]) -> dict[str, Any]:
+    """NAME=VALUE words with YAML values, as keyword arguments.
+
+    Raises:
+        UserError: A word is not of that form.
+    """
+    args: dict[str, Any] = {}
+    for word in words:
+        name, equals, text = word.partition("=")
+        if not equals or not name.isidentifier():
+            raise UserError(f"--model-args takes NAME=VALUE, such as num_jumbo=3, not {word!r}")
+        try:
+            value = yaml.safe_load(text)
+        except yaml.YAMLError as error:
+            raise UserError(f"--model-args {word!r}: the value cannot be read") from error
+        args[name] = tuple(value) if isinstance(value, list) else value
+    return args
 
 
 def _make_as_asked(name: str, kwargs: dict[str, Any]) -> nn.Module:
@@ -169,10 +187,7 @@ def make_logger(kind: str, out: Path) -> Any:
 
 def fingerprint(splits: Splits) -> str:
     """A checksum of names and labels, in order: a resumed run must see the same pictures."""
-    checksum = 0
-    for part in (splits.train, splits.val):
-        for index, sample in enumerate(part.samples):
-            checksum = zlib.crc32(f"{part.name(index)}:{sample.labels}\n".encode(), checksum)
+    checksum = splits.val.checksum(splits.train.checksum())
     return f"{len(splits.train)}+{len(splits.val)}:{checksum:08x}"
 
 

@@ -74,4 +74,13 @@ class Classification:
         """Losses (B,) of one forward pass in training; `seed` fixes mixing, dropout and drop path."""
         images, targets = self.mix(*batch, seed)
         torch.manual_seed(seed)
-        return self.losses(model(images), targets)
+        try:
+            logits = model(images)
+        except ValueError as error:
+            if "more than 1 value per channel" not in str(error):
+                raise
+            raise UserError(
+                "this model's batch norm cannot train on a batch of one picture: change --batch-size, so that the last "
+                "batch has more"
+            ) from error
+        return self.losses(logits, targets)

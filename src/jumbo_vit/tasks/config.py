@@ -63,6 +63,8 @@ class TrainConfig:
         task: "multilabel" takes any number of labels a picture, from a CSV with labels joined by "|".
         model: Any name that `jumbo-vit models` or timm lists; default that of the folder in --init-from, else by the
             data.
+        model_args: Further arguments of the model as NAME=VALUE, such as num_jumbo=3 share_jumbo_mlp=false; default
+            those of the folder in --init-from.
         img_size: Side of the input in pixels, or HEIGHTxWIDTH; default the model's own.
         patch_size: Side of a patch in pixels; default the model's own.
         in_chans: Channels of the input: 3 for colour, 1 for grey.
@@ -110,6 +112,7 @@ class TrainConfig:
     data: str = "digits"
     task: Literal["multiclass", "multilabel"] = "multiclass"
     model: str | None = None
+    model_args: list[str] | None = None
     img_size: str | None = None
     patch_size: int | None = None
     in_chans: int | None = None
@@ -167,11 +170,13 @@ def with_defaults(config: TrainConfig) -> TrainConfig:
     table: dict[str, Any] = COMMON | PRESETS[preset] | (DIGITS if config.data == "digits" else PICTURES)
     if config.task == "multilabel":
         table |= {"smoothing": 0.0}
-    if config.model is not None and config.data == "digits" and config.model != DIGITS["model"]:
+    like: dict[str, Any] = {}
+    if config.model in (None, "jumboized") and config.init_from is not None:
+        like = _like_the_folder(config.init_from)
+    if config.data == "digits" and (like or config.model not in (None, DIGITS["model"])):
         # Another model has its own size and patch.
         table = {key: value for key, value in table.items() if key not in ("img_size", "patch_size")}
-    if config.model is None and config.init_from is not None:
-        table |= _like_the_folder(config.init_from)
+    table |= like
     open_fields = {f.name for f in dataclasses.fields(config) if getattr(config, f.name) is None}
     found: dict[str, Any] = {key: value for key, value in table.items() if key in open_fields}
     filled = dataclasses.replace(config, preset=preset, **found)
@@ -182,8 +187,12 @@ def with_defaults(config: TrainConfig) -> TrainConfig:
     return filled
 
 
+# Arguments of a saved model that the run has options for, or that say where old weights are.
+_OF_THE_RUN = ("num_classes", "pretrained", "pretrained_cfg", "pretrained_cfg_overlay", "checkpoint_path", "cache_dir")
+
+
 def _like_the_folder(source: str) -> dict[str, Any]:
-    """Model, size, patch and channels of a model folder or run, so that going on from one needs no --model.
+    """Model and arguments, size, patch and channels of a model folder or run: going on from one needs no --model.
 
     Whatever is wrong with the folder is said when its weights are read.
     """
@@ -194,7 +203,10 @@ def _like_the_folder(source: str) -> dict[str, Any]:
             found = {"model": content["architecture"], "img_size": f"{size[1]}x{size[2]}", "in_chans": size[0]}
         except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError):
             continue
-        return found | {"patch_size": args["patch_size"]} if isinstance(args.get("patch_size"), int) else found
+        if isinstance(args.get("patch_size"), int):
+            found["patch_size"] = args["patch_size"]
+        further = {name: value for name, value in args.items() if name not in {*found, *_OF_THE_RUN}}
+        return found | {"model_args": [f"{name}={json.dumps(value)}" for name, value in further.items()]}
     return {}
 
 

@@ -21,6 +21,7 @@ def score_models(
     total: Reduce = as_is,
     gather: Gather = as_is,
     batches: int | None = None,
+    thresholds: list[float] | None = None,
 ) -> dict[str, dict[str, Any]]:
     """Score several models in one pass over a loader of (images, targets, index); always in fp32.
 
@@ -33,11 +34,12 @@ def score_models(
         total: Sums a tensor over the processes.
         gather: Concatenates a tensor of each process.
         batches: Forward passes to make, where sharded models need every process to make equally many.
+        thresholds: Per class, the probability from which a label is given; multilabel only.
 
     Returns:
         The numbers of each model, by its name.
     """
-    scores = {name: new_score(task, labels) for name in models}
+    scores = {name: new_score(task, labels, thresholds) for name in models}
     modes = {name: model.training for name, model in models.items()}
     done = 0
     images = None

@@ -117,13 +117,14 @@ def draw_curves(path: Path, history: list[dict[str, Any]], metric: str, title: s
     FigureCanvasAgg(figure)
     left, right = figure.subplots(1, 2)
     epochs = [row["epoch"] for row in history]
+    style = ".-" if len(history) < 30 else "-"  # a line through one point would not be seen
     for name, label in (("train_loss", "training"), ("val_loss", "held out"), ("val_averaged_loss", "averaged")):
         if history and name in history[-1]:
-            left.plot(epochs, [row.get(name, math.nan) for row in history], label=label)
+            left.plot(epochs, [row.get(name, math.nan) for row in history], style, label=label)
     left.set(xlabel="epoch", ylabel="loss")
     for name, label in ((f"val_{metric}", "held out"), (f"val_averaged_{metric}", "averaged")):
         if history and name in history[-1]:
-            right.plot(epochs, [row.get(name, math.nan) for row in history], label=label)
+            right.plot(epochs, [row.get(name, math.nan) for row in history], style, label=label)
     right.set(xlabel="epoch", ylabel=metric)
     for axes in (left, right):
         axes.grid(alpha=0.3)

@@ -1,5 +1,6 @@
 """Scores as totals over a whole set: independent of batches, and of processes once reduced."""
 
+import warnings
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -75,15 +76,16 @@ class MulticlassScore:
 
 
 class MultilabelScore:
-    """Mean average precision, macro and micro F1 at probability 0.5, and the mean binary cross-entropy.
+    """Mean average precision, macro and micro F1 at the labels' thresholds, and the mean binary cross-entropy.
 
     Classes without a positive sample have no average precision: they are left out of the mean and listed as absent.
     """
 
     metric = "map"
 
-    def __init__(self, labels: list[str]) -> None:
+    def __init__(self, labels: list[str], thresholds: list[float] | None = None) -> None:
         self.labels = labels
+        self.thresholds = torch.tensor(thresholds or [0.5] * len(labels), dtype=torch.float64)
         self.logits: list[Tensor] = []
         self.targets: list[Tensor] = []
 
@@ -103,13 +105,16 @@ class MultilabelScore:
         loss, precision = float("nan"), torch.full((classes,), float("nan"))
         if bool(there.any()):
             probabilities = logits.sigmoid()
+            given = (probabilities >= self.thresholds).long()
             if classes == 1:
                 # torchmetrics' multi-label form wants two columns or more; a second, empty class changes no other.
-                probabilities, targets = F.pad(probabilities, (0, 1)), F.pad(targets, (0, 1))
+                probabilities, given, targets = (F.pad(x, (0, 1)) for x in (probabilities, given, targets))
             width = probabilities.shape[1]
-            precision = multilabel_average_precision(probabilities, targets, width, average="none")[:classes]
-            f1 = multilabel_f1_score(probabilities, targets, width, average="none")[:classes]
-            micro = multilabel_f1_score(probabilities, targets, width, average="micro")
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", "No positive samples")  # of absent classes, which are listed
+                precision = multilabel_average_precision(probabilities, targets, width, average="none")[:classes]
+            f1 = multilabel_f1_score(given, targets, width, average="none")[:classes]
+            micro = multilabel_f1_score(given, targets, width, average="micro")
             numbers = {
                 "map": float(precision[there].mean()),
                 "f1_macro": float(f1[there].mean()),
@@ -124,6 +129,6 @@ class MultilabelScore:
         return numbers
 
 
-def new_score(task: str, labels: list[str]) -> Score:
-    """The score of a task."""
-    return MulticlassScore(labels) if task == "multiclass" else MultilabelScore(labels)
+def new_score(task: str, labels: list[str], thresholds: list[float] | None = None) -> Score:
+    """The score of a task; `thresholds` are the probabilities from which labels are given, 0.5 where not set."""
+    return MulticlassScore(labels) if task == "multiclass" else MultilabelScore(labels, thresholds)

@@ -149,8 +149,8 @@ def _check_enough(
         raise UserError(f"--init-from {source} holds nothing {what} (its entries: {seen}, ...)")
     if 2 * fitting < len(trunk):
         raise UserError(
-            f"--init-from {source} fits only {fitting} of the {len(trunk)} tensors below this model's head, which would "
-            "be mostly random: choose a --model of the same kind and depth"
+            f"--init-from {source} fits only {fitting} of the {len(trunk)} tensors below this model's head, so most of "
+            "it would be random: choose a --model of the same kind and depth"
         )
 
 

@@ -52,6 +52,9 @@ def train(config: TrainConfig) -> dict[str, Any]:
     if config.resume:
         return _resume(config)
     config = with_defaults(config)
+    if config.data != "digits":
+        # config.yaml must mean the same pictures wherever the run is gone on with.
+        config = dataclasses.replace(config, data=str(Path(config.data).expanduser().absolute()))
     return Run(config).train()
 
 
@@ -66,14 +69,15 @@ def _resume(config: TrainConfig) -> dict[str, Any]:
     assert saved.epochs is not None
     if config.epochs is not None and config.epochs < saved.epochs:
         raise UserError(f"--epochs {config.epochs} is less than the run's {saved.epochs}; it can only be raised")
-    raised = config.epochs is not None and config.epochs > saved.epochs
-    if progress.finished and not raised:
+    # The folder may have been moved, and a lengthened run may have been killed before its first state.
+    saved = dataclasses.replace(saved, out=str(out), epochs=config.epochs or saved.epochs)
+    raised = saved.epochs > content["epochs"]
+    if progress.finished and not raised and (out / "summary.json").is_file():
         how = "stopped early" if progress.stopped_early else f"all {saved.epochs} epochs"
         print(f"{out}: the run is finished ({how}); to go on, raise --epochs")
         summary: dict[str, Any] = json.loads((out / "summary.json").read_text(encoding="utf-8"))
         return summary
     if raised:
-        saved.epochs = config.epochs
         progress.finished = progress.stopped_early = False
         progress.stale = 0
     return Run(saved, content, progress).train()
@@ -149,7 +153,7 @@ class Run:
         self.unreadable = known
         parts = (splits.train, splits.val)
         train, val = (_without(part, bad) for part, bad in zip(parts, known, strict=True))
-        return Splits(train, val, splits.held_out)
+        return dataclasses.replace(splits, train=train, val=val)
 
     def _verify_same_data(self) -> None:
         if self.content is not None and self.content["fingerprint"] != self._fingerprint:
@@ -250,6 +254,7 @@ class Run:
             "optimizer": whole(self.optimizer.state_dict()),
             "precision": self.fabric.strategy.precision.state_dict(),
             "fingerprint": self._fingerprint,
+            "epochs": self.config.epochs,
             "unreadable": getattr(self, "unreadable", None),
             "versions": versions(),
         }
@@ -263,7 +268,7 @@ class Run:
         weights = weights_of(chosen)
         if not self.main:
             return
-        lineage = {
+        lineage: dict[str, Any] = {
             "source": f"jumbo-vit {__version__} train",
             "init_from": self.config.init_from,
             "weights": kind,
@@ -272,6 +277,13 @@ class Run:
             "score": progress.best_score,
             "seed": self.config.seed,
         }
+        if self.splits.drawn:
+            # With this, `evaluate --data` of the same tree scores the pictures that were held out, not the whole.
+            lineage["split"] = {
+                "seed": self.config.seed,
+                "val_fraction": self.config.val_fraction,
+                "checksum": self.splits.val.checksum(),
+            }
         contract = Contract(self.task, self.labels, self.preparation, lineage=lineage)
         save_folder(self.out / "model", self.model, contract, weights)
 
@@ -303,7 +315,7 @@ class Run:
         summary = make_summary(self.config, self.splits, self._facts(), self.progress, self._metric)
         if self.main:
             write_json(self.out / "summary.json", summary)
-            title = f"{self.config.model} on {self.config.data}"
+            title = f"{self.config.model} on {Path(self.config.data).name}"
             draw_curves(self.out / "curves.png", self.progress.history, self._metric, title)
             print("\n".join(closing_lines(summary)), flush=True)
         self.fabric.barrier()

@@ -1,0 +1,28 @@
+"""What all tests share: one thread, a folder of colours, and a run on it."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from jumbo_vit.tasks.config import TrainConfig
+from jumbo_vit.tasks.train import train
+from tests.pictures import TEST_MODEL, colour_folder
+
+# Small products: a second thread costs more than it brings, and much more where the cores are busy.
+torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def colours(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """`train/` and `val/` of three colours; not to be changed."""
+    return colour_folder(tmp_path_factory.mktemp("data") / "colours", train=8, val=4)
+
+
+@pytest.fixture(scope="session")
+def run(colours: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The summary of a training on the colours until it is perfect; the folder is not to be changed."""
+    out = tmp_path_factory.mktemp("run") / "out"
+    options = {"epochs": 5, "batch_size": 8, "workers": 0, "seed": 3}
+    return train(TrainConfig(data=str(colours), model=TEST_MODEL, out=str(out), **options))
