@@ -19,7 +19,7 @@ from jumbo_vit.folder import open_folder, save_folder
 from jumbo_vit.jumboized import jumboize
 from jumbo_vit.predictor import Contract
 from jumbo_vit.tasks.config import TrainConfig, with_defaults
-from tests.test_jumboize import NAMES, SMALL, build, move, pictures
+from tests.test_jumboize import FAMILIES, NAMES, SMALL, build, move, pictures
 
 
 def save(folder: Path, model: nn.Module, side: int) -> None:
@@ -28,7 +28,7 @@ def save(folder: Path, model: nn.Module, side: int) -> None:
     save_folder(folder, model, Contract("multiclass", list("abcdefg"), preparation))
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [*FAMILIES, "vit_pe_core_tiny_patch16_384", "vit_small_patch16_rope_mixed_224"])
 def test_folder_opens_here_and_in_timm(name: str, tmp_path: Path) -> None:
     keep = name != "deit3_small_patch16_224"
     model, x = jumboize(build(name), keep_mlp=keep), pictures(name)

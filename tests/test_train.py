@@ -19,7 +19,6 @@ from PIL import Image
 
 import jumbo_vit
 from jumbo_vit.data.pipeline import Augmentation, Preparation
-from jumbo_vit.data.sets import open_data
 from jumbo_vit.errors import UserError
 from jumbo_vit.folder import open_folder, read_contract, resolve_folder, save_folder
 from jumbo_vit.predictor import rows_as_csv
@@ -323,17 +322,9 @@ def test_grey_input_gets_the_mean_of_the_models_statistics() -> None:
 # Held out by the seed
 
 
-def write_split(path: Path, data: Path, fraction: float) -> None:
-    config = json.loads(path.read_text())
-    checksum = open_data(str(data), "multiclass", 0, fraction).val.checksum()
-    config["jumbo_vit"]["split"] = {"seed": 0, "val_fraction": fraction, "checksum": checksum}
-    path.write_text(json.dumps(config))
-
-
 def test_a_tree_is_scored_on_what_training_held_out(tmp_path: Path) -> None:
     data = colour_tree(tmp_path / "tree", 6)
     summary = fit(data, tmp_path / "out", val_fraction=0.3, epochs=2)
-    write_split(tmp_path / "out" / "model" / "config.json", data, 0.3)
     numbers = evaluate(str(tmp_path / "out"), str(data))
     best = history(tmp_path / "out")[summary["best_epoch"] - 1]
     assert numbers["n"] == summary["images"]["val"] == 6

@@ -1,5 +1,6 @@
 """Devices, precision and processes: the user's words for what Lightning's Fabric is given."""
 
+import logging
 import os
 import warnings
 from typing import Any
@@ -54,6 +55,7 @@ def make_fabric(device: str, devices: int, nodes: int, strategy: str, precision:
     with warnings.catch_warnings():
         # Lightning offers tuning advice as warnings, which would read as faults of the user's.
         warnings.filterwarnings("ignore", module=r"lightning\.fabric")
+        logging.getLogger("lightning.fabric").setLevel(logging.WARNING)
         fabric = Fabric(
             accelerator=kind.type,
             devices=devices,

@@ -117,7 +117,7 @@ def make_schedule(optimizer: Any, plan: Plan, updates_per_epoch: int) -> CosineL
     warmup = min(round(plan.warmup_epochs * updates_per_epoch), total - 1)
     return CosineLRScheduler(
         optimizer,
-        t_initial=total - warmup,
+        t_initial=max(2, total - warmup),  # timm warns of a cosine over one update
         lr_min=min(plan.min_lr, plan.lr),
         warmup_t=warmup,
         warmup_lr_init=min(plan.lr / 100, plan.lr),

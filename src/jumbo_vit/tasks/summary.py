@@ -1,6 +1,8 @@
 """What a run says of itself: lines at its start and end, and `summary.json`."""
 
 import dataclasses
+import shlex
+from pathlib import Path
 from typing import Any
 
 from jumbo_vit.data.sets import Splits
@@ -40,21 +42,21 @@ def opening_lines(config: TrainConfig, splits: Splits, facts: dict[str, Any], pr
 
 def closing_lines(summary: dict[str, Any]) -> list[str]:
     """How it went, and what to try next."""
-    out, data = summary["out"], summary["data"]
+    model, data = shlex.quote(f"{summary['out']}/model"), summary["data"]
     score = "none" if summary["score"] is None else f"{summary['score']:.4f}"
     best = f"best {summary['metric']} {score} at epoch {summary['best_epoch']} ({summary['best_weights']} weights)"
     if summary["stopped_early"]:
         best += ", stopped early"
     if summary["bad_updates"]:
         best += f", {summary['bad_updates']} updates skipped for a loss or gradient that was not finite"
-    picture = "PICTURE.png" if data == "digits" else data
-    return [
+    lines = [
         "",
         best,
         "try next:",
-        f"  jumbo-vit evaluate {out}/model --data {data}",
-        f"  jumbo-vit predict {out}/model {picture}",
+        f"  jumbo-vit evaluate {model} --data {shlex.quote(data)}",
+        f"  jumbo-vit predict {model} {shlex.quote(data) if Path(data).is_dir() else 'PICTURE.png'}",
     ]
+    return [*lines, "  jumbo-vit train --data FOLDER        (your own pictures)"] if data == "digits" else lines
 
 
 def make_summary(
