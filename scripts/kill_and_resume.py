@@ -50,11 +50,18 @@ def state(out: Path) -> dict[str, Any]:
     return content
 
 
+def wait_for(log: Path, text: str, child: "subprocess.Popen[bytes]") -> None:
+    """Wait until the run has written `text`, or has ended."""
+    while text not in log.read_text() and child.poll() is None:
+        time.sleep(0.05)
+
+
 def main() -> None:
     """Run, kill, resume, compare."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=20)
-    parser.add_argument("--epochs", type=int, default=60)
+    parser.add_argument("--epochs", type=int, default=40)
+    parser.add_argument("--longest", type=float, default=4.0, help="seconds from the start of training to a kill")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--extra", default="", help="more options for the run, such as '--devices 2 --strategy ddp'")
     parser.add_argument("--out", type=Path)
@@ -67,40 +74,33 @@ def main() -> None:
     subprocess.run([*COMMAND, *options, "--out", str(plain)], check=True, stdout=subprocess.DEVNULL)
     whole = time.monotonic() - start
     print(f"undisturbed: {whole:.0f} s", flush=True)
-    kills = []
-    for number in range(args.kills + 1000):
-        begun = (disturbed / "config.yaml").exists() and any(disturbed.glob("*.ckpt"))
+    kills: list[dict[str, Any]] = []
+    log = work / "log"
+    while True:
+        begun = any(disturbed.glob("*.ckpt"))
         if not begun:
             shutil.rmtree(disturbed, ignore_errors=True)
         words = ["--resume", str(disturbed)] if begun else [*options, "--out", str(disturbed)]
-        child = subprocess.Popen([*COMMAND, *words], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-        if len(kills) == args.kills:
-            text, _ = child.communicate()
-            assert child.returncode == 0, text
-            break
-        number_of = signal.SIGKILL if number % 2 else signal.SIGTERM
-        # Starting takes a few seconds; a kill in it is a fair one too, but most should fall into the training.
-        delay = draw.uniform(2.0, 12.0)
-        try:
-            child.wait(delay)
-            text = child.stdout.read() if child.stdout else ""
-            raise SystemExit(
-                f"the run ended (code {child.returncode}) after {len(kills)} kills: raise --epochs\n{text}"
-            )
-        except subprocess.TimeoutExpired:
-            os.kill(child.pid, number_of)
-            child.communicate()
-        where = torch.load(disturbed / "last.ckpt", weights_only=True)["progress"] if begun else {}
-        kills.append(
-            {
-                "signal": number_of.name,
-                "after_s": round(delay, 2),
-                "epoch": where.get("epoch", 0),
-                "update": where.get("update", 0),
-                "exit": child.returncode,
-            }
-        )
+        with log.open("w") as file:
+            child = subprocess.Popen([*COMMAND, *words], stdout=file, stderr=subprocess.STDOUT)
+            if len(kills) == args.kills:
+                break
+            kind = signal.SIGKILL if len(kills) % 2 else signal.SIGTERM
+            # One in five falls into the start of the program, the others into training, scoring and writing.
+            if len(kills) % 5 != 4:
+                wait_for(log, "pictures an update", child)
+            delay = draw.uniform(0.0, args.longest)
+            time.sleep(delay)
+            if child.poll() is not None:
+                sys.exit(f"the run ended after {len(kills)} kills: raise --epochs\n{log.read_text()}")
+            child.send_signal(kind)
+            child.wait()
+        found = torch.load(disturbed / "last.ckpt", weights_only=True)["progress"] if begun else {}
+        place = {key: found.get(key, 0) for key in ("epoch", "update", "updates")}
+        kills.append({"signal": kind.name, "after_s": round(delay, 2), **place, "exit": child.returncode})
         print(kills[-1], flush=True)
+    if child.wait():
+        sys.exit(f"the last resume failed\n{log.read_text()}")
     left, right = state(plain), state(disturbed)
     parts = {key: same(left[key], right[key]) for key in left if key != "versions"}
     model = [
@@ -108,7 +108,7 @@ def main() -> None:
         for n in ("model.safetensors", "config.json")
     ]
     result = {
-        "command": f"python scripts/kill_and_resume.py --kills {args.kills} --epochs {args.epochs} --seed {args.seed}"
+        "command": f"python scripts/kill_and_resume.py --kills {args.kills} --epochs {args.epochs} --seed {args.seed} --longest {args.longest:g}"
         + (f" --extra '{args.extra}'" if args.extra else ""),
         "commit": subprocess.run(
             ["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False
