@@ -13,6 +13,7 @@ import math
 import os
 import platform
 import random
+import shlex
 import shutil
 import signal
 import subprocess
@@ -108,8 +109,7 @@ def main() -> None:
         for n in ("model.safetensors", "config.json")
     ]
     result = {
-        "command": f"python scripts/kill_and_resume.py --kills {args.kills} --epochs {args.epochs} --seed {args.seed} --longest {args.longest:g}"
-        + (f" --extra '{args.extra}'" if args.extra else ""),
+        "command": "python scripts/kill_and_resume.py " + " ".join(map(shlex.quote, sys.argv[1:])),
         "commit": subprocess.run(
             ["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False
         ).stdout.strip(),
