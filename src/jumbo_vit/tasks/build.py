@@ -1,6 +1,7 @@
 """The parts of a run, made from complete options."""
 
 import dataclasses
+import os
 import platform
 from pathlib import Path
 from typing import Any
@@ -178,7 +179,9 @@ def make_logger(kind: str, out: Path) -> Any:
             return WandbLogger(project="jumbo-vit", name=out.name, save_dir=out)
         from lightning.pytorch.loggers import MLFlowLogger
 
-        return MLFlowLogger(experiment_name="jumbo-vit", run_name=out.name, save_dir=str(out / "mlflow"))
+        # Without a server of the user's own, a database file in the run: MLflow gave up its folder of files.
+        address = os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{(out / 'mlflow.db').absolute()}"
+        return MLFlowLogger(experiment_name="jumbo-vit", run_name=out.name, tracking_uri=address)
     except ModuleNotFoundError as error:
         raise UserError(
             f"--logger {kind} needs the package {error.name or kind}: pip install {error.name or kind}"
