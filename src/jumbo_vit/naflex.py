@@ -48,8 +48,8 @@ class JumboNaFlexVit(NaFlexVit):
         **kwargs: Fields of timm's NaFlexVitCfg.
 
     Raises:
-        UserError: An unknown pool, schedule or initialisation, J below 1, a class token, or an option of timm's that
-            needs its own blocks (rotary positions, gated attention and the like).
+        UserError: A size that the patches do not tile, an unknown pool, schedule or initialisation, J below 1, a class
+            token, or an option of timm's that needs its own blocks (rotary positions, gated attention and the like).
     """
 
     def __init__(
@@ -76,6 +76,8 @@ class JumboNaFlexVit(NaFlexVit):
             )
         cfg = dataclasses.replace(cfg or NaFlexVitCfg(), **kwargs)
         _check_options(global_pool, drop_path_schedule, bool(cfg.fc_norm))
+        if img_size is not None:
+            check_size(img_size, cfg.patch_size)
 
         def make_block(drop_path: float, **block: Any) -> JumboBlock:
             return JumboBlock(
@@ -154,14 +156,8 @@ class JumboNaFlexVit(NaFlexVit):
     def _forward_embeds(
         self, x: Tensor, patch_coord: Tensor | None, patch_valid: Tensor | None, attn_mask: Tensor | None
     ) -> dict[str, Any]:
-        if patch_coord is None:
-            if not self.embeds.dynamic_img_pad:
-                check_size(tuple(x.shape[-2:]), self.embeds.patch_size)
-        elif patch_valid is not None:
-            # timm reads the grid off all coordinates, and 0 times a padding of NaN is NaN: padding is blanked.
-            patch_valid = patch_valid.bool()
-            patch_coord = patch_coord.masked_fill(~patch_valid[..., None], 0)
-            x = x.masked_fill(~patch_valid.reshape(*patch_valid.shape, *(1,) * (x.ndim - 2)), 0)
+        tiles = None if self.embeds.dynamic_img_pad else self.embeds.patch_size
+        x, patch_coord, patch_valid = _checked(x, patch_coord, patch_valid, tiles)
         embedded: dict[str, Any] = super()._forward_embeds(x, patch_coord, patch_valid, attn_mask)
         return embedded
 
@@ -174,7 +170,7 @@ class JumboNaFlexVit(NaFlexVit):
         wide = jumbo.flatten(1)
         if pool_type == "jumbo":
             return wide
-        return torch.cat([wide, global_pool_naflex(patches, patch_valid, "avg", num_prefix_tokens=0)], dim=-1)
+        return torch.cat([wide, _mean_of_real(patches, patch_valid)], dim=-1)
 
     def _make_head(self, device: Any, dtype: Any) -> None:
         tokens = {"jumbo_avg": self.num_jumbo + 1, "jumbo": self.num_jumbo}.get(self.global_pool, 1)
@@ -210,6 +206,35 @@ class JumboNaFlexVit(NaFlexVit):
             "stem": r"^embeds|^norm_pre",
             "blocks": [(r"^blocks\.(\d+)", None), (r"^norm|^jumbo_mlp|^attn_pool", (99999,))],
         }
+
+
+# Symbolic tracing (fx) sees neither what is None nor shapes, so it takes these two as one step each.
+
+
+@torch.fx.wrap
+def _checked(
+    x: Tensor, patch_coord: Tensor | None, patch_valid: Tensor | None, tiles: tuple[int, int] | None
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """The input with padding blanked: timm reads the grid off all coordinates, and 0 times a padding of NaN is NaN.
+
+    Raises:
+        UserError: Whole pictures that `tiles` do not tile.
+    """
+    if patch_coord is None:
+        if tiles is not None:
+            check_size(tuple(x.shape[-2:]), tiles)
+    elif patch_valid is not None:
+        patch_valid = patch_valid.bool()
+        patch_coord = patch_coord.masked_fill(~patch_valid[..., None], 0)
+        x = x.masked_fill(~patch_valid.reshape(*patch_valid.shape, *(1,) * (x.ndim - 2)), 0)
+    return x, patch_coord, patch_valid
+
+
+@torch.fx.wrap
+def _mean_of_real(patches: Tensor, patch_valid: Tensor | None) -> Tensor:
+    """(B, N, D) -> (B, D) without padding."""
+    mean: Tensor = global_pool_naflex(patches, patch_valid, "avg", num_prefix_tokens=0)
+    return mean
 
 
 def _check_options(global_pool: str, drop_path_schedule: str, fc_norm: bool) -> None:
