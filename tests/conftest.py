@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import settings
 
 from jumbo_vit.tasks.config import TrainConfig
 from jumbo_vit.tasks.train import train
@@ -12,6 +13,10 @@ from tests.pictures import TEST_MODEL, colour_folder
 
 # Small products: a second thread costs more than it brings, and much more where the cores are busy.
 torch.set_num_threads(1)
+
+# A deadline measures how busy the machine is, not the property.
+settings.register_profile("suite", deadline=None)
+settings.load_profile("suite")
 
 
 @pytest.fixture(scope="session")

@@ -14,8 +14,8 @@ import jumbo_vit  # noqa: F401  (registers the models)
 from jumbo_vit.cli.parser import Command
 from jumbo_vit.tasks import loop
 from jumbo_vit.tasks.config import with_defaults
+from jumbo_vit.tasks.run import Run
 from jumbo_vit.tasks.sharding import whole
-from jumbo_vit.tasks.train import Run
 
 
 def main(out: Path, words: list[str]) -> None:

@@ -13,7 +13,7 @@ from jumbo_vit.block import JumboBlock, LowRankBypass, jumbo_mlp, split_tokens
 from jumbo_vit.errors import UserError
 from tests import oracle
 
-FEW = settings(max_examples=25, deadline=None)
+FEW = settings(max_examples=25)
 
 
 def randomise(module: nn.Module, seed: int = 0) -> None:

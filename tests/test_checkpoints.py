@@ -128,7 +128,7 @@ def test_files_that_are_no_checkpoints(suffix: str, content: bytes, tmp_path: Pa
 
 
 @pytest.mark.parametrize("form", ["safetensors", "zip", "old pickle"])
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_a_cut_file_is_refused(form: str, tmp_path: Path, data: st.DataObject) -> None:
     whole = tmp_path / ("w.safetensors" if form == "safetensors" else "w.pth")
@@ -146,7 +146,7 @@ def test_a_cut_file_is_refused(form: str, tmp_path: Path, data: st.DataObject) -
 
 @pytest.mark.filterwarnings("ignore:Detected pickle protocol")
 @pytest.mark.parametrize("suffix", [".safetensors", ".pth"])
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(start=st.sampled_from([b"", b"\x80\x02", b"PK\x03\x04"]), noise=st.binary(max_size=80))
 def test_noise_is_refused(suffix: str, tmp_path: Path, start: bytes, noise: bytes) -> None:
     path = tmp_path / f"noise{suffix}"

@@ -196,14 +196,14 @@ def built(name: str) -> Any:
         return make_model(name)
 
 
-JUMBO = [row for row in table() if row["name"].startswith("jumbo")]
+JUMBO = table()
 
 
-@pytest.mark.parametrize("row", JUMBO, ids=lambda row: row["name"])
+@pytest.mark.parametrize("row", table(all=True), ids=lambda row: row["name"])
 def test_the_table_counts_what_is_built(row: dict[str, Any]) -> None:
     model = built(row["name"])
     assert row["parameters"] == sum(p.numel() for p in model.parameters())
-    assert row["shared_ffn"] == sum(p.numel() for p in model.jumbo_mlp.parameters())
+    assert row["shared_ffn"] == sum(p.numel() for name, p in model.named_parameters() if name.startswith("jumbo_mlp"))
 
 
 @pytest.mark.parametrize("pixels", [128, 224])
@@ -225,6 +225,9 @@ def test_the_table_is_printed_and_written(tmp_path: Path, capsys: pytest.Capture
     shown = capsys.readouterr().out
     assert json.loads((tmp_path / "m.json").read_text()) == json.loads(json.dumps(table()))
     assert "jumbo_vit_tiny_patch16_224" in shown and "78.37" in shown and "not stated (code: MIT)" in shown
+    assert "naflexvit_jumbo_SIZE_patch16" in shown and "vit_tiny_patch16_reg16_224" not in shown
+    assert main(["models", "--all"]) == 0
+    assert "vit_tiny_patch16_reg16_224" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("words", [["--help"], ["train", "--help"], ["models"]])

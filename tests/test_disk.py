@@ -76,7 +76,7 @@ def test_a_read_only_disk(small_disk: Path) -> None:
         train(small_config(small_disk / "run"))
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(first=st.binary(max_size=50), second=st.binary(max_size=50), cut=st.integers(0, 50))
 def test_a_failed_write_leaves_the_old_file(
     tmp_path_factory: pytest.TempPathFactory, first: bytes, second: bytes, cut: int

@@ -309,7 +309,6 @@ def test_fresh_weights_start_at_zero_again() -> None:
     assert not model.jumbo_mlp.fc2.weight.any() and model.jumbo_mlp.fc1.weight.std() > 0
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", FAMILIES)
 def test_compiles_whole(name: str) -> None:
     model, x = jumboize(build(name)), pictures(name)

@@ -14,7 +14,7 @@ from jumbo_vit.cli.replay import Config as ReplayConfig
 from jumbo_vit.cli.replay import run as run_replay
 from jumbo_vit.errors import UserError
 from jumbo_vit.tasks import loop as loop_module
-from jumbo_vit.tasks import train as train_module
+from jumbo_vit.tasks import run as run_module
 from jumbo_vit.tasks.average import averaged, growing_decay
 from jumbo_vit.tasks.classify import Classification
 from jumbo_vit.tasks.loop import STEADY_NAN
@@ -135,6 +135,27 @@ def test_a_huge_rate_never_overwrites_the_best(tmp_path: Path) -> None:
         train(small_config(out, epochs=30, lr=1e30, clip_grad=0.0, opt="sgd", warmup_epochs=0.0))
 
 
+def test_a_model_of_nan_is_never_the_best(tmp_path: Path) -> None:
+    # One update an epoch makes the weights NaN before any loss shows it.
+    out = tmp_path / "run"
+    options = {"lr": 1e25, "min_lr": 1e25, "clip_grad": 0.0, "opt": "sgd", "warmup_epochs": 0.0, "batch_size": 240}
+    with pytest.raises(UserError, match="no epoch gave a finite top1, so no model was kept: lower --lr"):
+        train(small_config(out, epochs=3, **options))
+    assert not (out / "model").exists()
+    assert all(math.isnan(row["val_top1"]) for row in state_of(out)["progress"]["history"])
+
+
+def test_a_failing_logger_costs_a_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "run"
+    out.mkdir()
+    (out / "tensorboard").write_text("in the way")
+    train(small_config(out, logger=["tensorboard"], epochs=1))
+    assert "the logger TensorBoardLogger failed and is left out" in capsys.readouterr().out
+    assert (out / "last.ckpt").exists()
+
+
 def test_nothing_to_replay(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"holds no bad-batch.pt"):
         replay(tmp_path)
@@ -154,8 +175,8 @@ def scripted(monkeypatch: pytest.MonkeyPatch, scores: list[dict[str, float]]) ->
     def keep(self: Any, progress: Any, kind: str) -> None:
         kept.append((progress.epoch, kind))
 
-    monkeypatch.setattr(train_module.Run, "_score", score)
-    monkeypatch.setattr(train_module.Run, "_keep", keep)
+    monkeypatch.setattr(run_module.Run, "_score", score)
+    monkeypatch.setattr(run_module.Run, "_keep", keep)
     return kept
 
 
@@ -188,7 +209,7 @@ def test_decay_grows_to_its_limit(highest: float, updates: int) -> None:
     assert growing_decay(highest, updates + 1) >= decay
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(values=st.lists(st.floats(-3, 3), min_size=1, max_size=12), highest=st.floats(0.1, 0.9999))
 def test_the_average_follows_its_formula(values: list[float], highest: float) -> None:
     model = torch.nn.Linear(1, 1, bias=False).double()

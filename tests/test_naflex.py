@@ -79,21 +79,55 @@ def test_is_the_plain_model_on_whole_pictures(pool: str) -> None:
     assert wanted.std() > 0.1
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     grids=st.lists(st.tuples(st.integers(1, 5), st.integers(1, 5)), min_size=1, max_size=3),
     extra=st.integers(0, 7),
     fill=st.sampled_from([0.0, 1e4, math.nan, math.inf]),
     pool=st.sampled_from(["jumbo_avg", "jumbo", "avg", "max"]),
+    num_jumbo=st.integers(1, 4),
+    depth=st.integers(1, 3),
+    dim=st.sampled_from([16, 32]),
 )
-def test_no_information_from_padding(grids: list[tuple[int, int]], extra: int, fill: float, pool: str) -> None:
-    model = build(global_pool=pool)
+def test_no_information_from_padding(
+    grids: list[tuple[int, int]], extra: int, fill: float, pool: str, num_jumbo: int, depth: int, dim: int
+) -> None:
+    model = build(global_pool=pool, num_jumbo=num_jumbo, depth=depth, embed_dim=dim)
     pictures = [torch.randn(3, 8 * height, 8 * width) for height, width in grids]
     length = max(height * width for height, width in grids) + extra
     with torch.no_grad():
         together = model(patched(pictures, length, fill))
         for picture, logits in zip(pictures, together, strict=True):
             torch.testing.assert_close(model(picture[None])[0], logits, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("size", [(32, 32), (16, 48), (48, 32), (8, 8)])
+def test_is_the_plain_model_on_pictures_of_other_sizes(size: tuple[int, int]) -> None:
+    plain = timm.create_model("jumbo_vit_test_patch8_32", depth=3, img_size=(32, 24), dynamic_img_size=True).eval()
+    with torch.no_grad():
+        for parameter in plain.parameters():
+            parameter.normal_(std=0.2)
+        model = build(img_size=(32, 24))
+        model.load_state_dict(adapt_checkpoint(plain.state_dict(), model))
+        x = torch.randn(2, 3, *size)
+        torch.testing.assert_close(model(x), plain(x), atol=1e-5, rtol=1e-5)
+
+
+def test_plain_positions_of_a_declared_grid(tmp_path: Path) -> None:
+    plain = timm.create_model("jumbo_vit_test_patch8_32", depth=3, img_size=(16, 64)).eval()
+    torch.save(plain.state_dict(), tmp_path / "w.pth")
+    for declared, right in (((16, 64), True), ((64, 16), False)):
+        overlay = {"file": str(tmp_path / "w.pth"), "input_size": (3, *declared)}
+        model: Any = timm.create_model(
+            NAME, pretrained=True, pretrained_cfg_overlay=overlay, **{**SMALL, "img_size": (16, 64)}
+        )
+        assert torch.equal(model.embeds.pos_embed.flatten(1, 2), plain.pos_embed) is right  # type: ignore[arg-type]
+    five = timm.create_model("jumbo_vit_test_patch8_32", depth=3, img_size=(8, 40))
+    torch.save(five.state_dict(), tmp_path / "w.pth")
+    with pytest.raises(
+        UserError, match=r"5 positions do not make a square, nor the grid of the declared size \(64, 16"
+    ):
+        timm.create_model(NAME, pretrained=True, pretrained_cfg_overlay=overlay, **SMALL)
 
 
 def test_padding_gets_no_gradient() -> None:
@@ -242,7 +276,6 @@ def test_exports_with_any_batch() -> None:
     torch.testing.assert_close(program.module()(x), model(x), atol=1e-6, rtol=1e-5)
 
 
-@pytest.mark.slow
 def test_compiles_whole() -> None:
     model = build(pos_embed_use_grid_sample=True)
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")

@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 import torch
 
+from jumbo_vit.cli.parser import main
 from jumbo_vit.errors import UserError
 from jumbo_vit.tasks import loop as loop_module
-from jumbo_vit.tasks import train as train_module
+from jumbo_vit.tasks import run as run_module
 from jumbo_vit.tasks.config import TrainConfig
 from jumbo_vit.tasks.train import train
 from tests.runs import differences, small_command, small_config, state_of
@@ -116,7 +117,7 @@ def test_only_epochs_may_change(straight: Path) -> None:
 def test_changed_pictures_are_refused(straight: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = tmp_path / "run"
     run_until(monkeypatch, small_config(out, **FULL), 5)
-    monkeypatch.setattr(train_module, "fingerprint", lambda splits: "other")
+    monkeypatch.setattr(run_module, "fingerprint", lambda splits: "other")
     with pytest.raises(UserError, match="are not those that the run began with"):
         train(TrainConfig(resume=str(out), given=frozenset({"resume"})))
 
@@ -140,7 +141,7 @@ def test_a_foreign_checkpoint_is_named(straight: Path, tmp_path: Path) -> None:
     shutil.copytree(straight, out)
     (out / "previous.ckpt").unlink()
     torch.save({"weights": torch.zeros(2)}, out / "last.ckpt")
-    with pytest.raises(UserError, match=r"last.ckpt is no checkpoint of a run.*no other checkpoint"):
+    with pytest.raises(UserError, match=r"last.ckpt is no checkpoint of a run.*no whole checkpoint is left"):
         train(TrainConfig(resume=str(out), given=frozenset({"resume"})))
 
 
@@ -169,3 +170,68 @@ def test_signals_from_outside(tmp_path: Path, number: signal.Signals) -> None:
     assert child.returncode == (-9 if number == signal.SIGKILL else 128 + number)
     assert ("state written" in text) == (number != signal.SIGKILL)
     assert torch.load(out / "last.ckpt", weights_only=True)["progress"]["finished"] is False
+
+
+def test_a_cut_config_is_refused(straight: Path, tmp_path: Path) -> None:
+    lines = (straight / "config.yaml").read_text().splitlines(keepends=True)
+    for count in range(len(lines)):
+        out = tmp_path / f"run{count}"
+        out.mkdir()
+        shutil.copy(straight / "last.ckpt", out)
+        (out / "config.yaml").write_text("".join(lines[:count]))
+        with pytest.raises(UserError, match=r"config\.yaml"):
+            train(TrainConfig(resume=str(out), epochs=3, given=frozenset({"resume", "epochs"})))
+
+
+@pytest.mark.parametrize(
+    ("line", "changed", "message"),
+    [
+        ("model_ema: true", "model_ema: false", "differ in model_ema"),
+        ("seed: 0", "seed: 5", "differ in seed"),
+        ("batch_size: 32", "batch_size: 16", "takes 32 pictures, with these options 16"),
+    ],
+)
+def test_a_checkpoint_of_another_run_is_refused(
+    straight: Path, tmp_path: Path, line: str, changed: str, message: str
+) -> None:
+    out = tmp_path / "run"
+    shutil.copytree(straight, out)
+    text = (out / "config.yaml").read_text()
+    assert line in text
+    (out / "config.yaml").write_text(text.replace(line, changed))
+    with pytest.raises(UserError, match=message):
+        train(TrainConfig(resume=str(out), epochs=3, given=frozenset({"resume", "epochs"})))
+
+
+def test_a_run_killed_before_its_first_checkpoint_starts_again(
+    straight: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "run"
+    run_until(monkeypatch, small_config(out, **FULL), 1)
+    with pytest.raises(UserError, match="start it again"):
+        train(TrainConfig(resume=str(out), given=frozenset({"resume"})))
+    train(small_config(out, **FULL))
+    assert differences(state_of(straight), state_of(out)) == []
+
+
+def test_a_finished_run_without_its_summary_writes_it(straight: Path, tmp_path: Path) -> None:
+    # A kill after the last state and before the summary leaves the run like this.
+    out = tmp_path / "elsewhere"
+    shutil.copytree(straight, out)
+    (out / "summary.json").unlink()
+    summary = train(TrainConfig(resume=str(out), given=frozenset({"resume"})))
+    assert summary["epochs"] == 2 and (out / "summary.json").is_file()
+
+
+def test_the_options_of_a_run_start_another(straight: Path, tmp_path: Path) -> None:
+    out = tmp_path / "again"
+    assert main(["train", "--config", str(straight / "config.yaml"), "--out", str(out)]) == 0
+    assert differences(state_of(straight), state_of(out)) == []
+
+
+def test_raised_epochs_survive_a_kill(straight: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = tmp_path / "run"
+    shutil.copytree(straight, out)
+    run_until(monkeypatch, TrainConfig(resume=str(out), epochs=3, given=frozenset({"resume", "epochs"})), 1)
+    summary = train(TrainConfig(resume=str(out), given=frozenset({"resume"})))
+    assert summary["epochs"] == 3

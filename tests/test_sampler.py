@@ -1,11 +1,15 @@
 """The order of an epoch: every sample once over all processes and passes, and going on from anywhere."""
 
+import pickle
 from collections import Counter
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from jumbo_vit.data.digits import digits_splits
+from jumbo_vit.data.pipeline import Augmentation, Preparation, TrainSet
 from jumbo_vit.data.sampler import Draw, EpochBatches
 
 shapes = {
@@ -33,7 +37,7 @@ def ranks(
 
 
 @given(**shapes)
-@settings(deadline=None, max_examples=80)
+@settings(max_examples=80)
 def test_every_sample_comes_once(size: int, batch: int, world: int, accumulate: int, seed: int, epoch: int) -> None:
     passes = ranks(size, batch, world, accumulate, seed, epoch)
     real = Counter(draw.sample for rank in passes for one in rank for draw in one if draw.real)
@@ -45,7 +49,7 @@ def test_every_sample_comes_once(size: int, batch: int, world: int, accumulate: 
 
 
 @given(**shapes)
-@settings(deadline=None, max_examples=80)
+@settings(max_examples=80)
 def test_fillers_stand_only_where_a_process_has_no_share(
     size: int, batch: int, world: int, accumulate: int, seed: int, epoch: int
 ) -> None:
@@ -60,7 +64,7 @@ def test_fillers_stand_only_where_a_process_has_no_share(
 
 
 @given(**shapes)
-@settings(deadline=None, max_examples=80)
+@settings(max_examples=80)
 def test_sizes_of_updates_are_the_true_ones(
     size: int, batch: int, world: int, accumulate: int, seed: int, epoch: int
 ) -> None:
@@ -79,7 +83,7 @@ def test_sizes_of_updates_are_the_true_ones(
 
 
 @given(**shapes, data=st.data())
-@settings(deadline=None, max_examples=80)
+@settings(max_examples=80)
 def test_going_on_from_an_update_gives_what_would_have_come(
     size: int, batch: int, world: int, accumulate: int, seed: int, epoch: int, data: st.DataObject
 ) -> None:
@@ -101,3 +105,15 @@ def test_epochs_and_seeds_differ_and_repeat() -> None:
 
 def test_the_order_does_not_depend_on_how_it_is_cut() -> None:
     assert np.array_equal(EpochBatches(31, 4, 9, 1, 3, 2).order(1), EpochBatches(31, 8, 9).order(1))
+
+
+@pytest.mark.parametrize("aa", ["rand-m10-inc1", "rand-m9-mstd0.5-inc1", "3a", "original"])
+@pytest.mark.parametrize("channels", [1, 3])
+def test_every_augmentation_runs_at_full_strength(aa: str, channels: int) -> None:
+    # Pillow 13 refuses the 0 bits that timm's posterize asks for at level 10; a killed draw would die again on resume.
+    images = digits_splits().train.subset(range(4))
+    preparation = Preparation((channels, 8, 8), mean=(0.5,) * channels, std=(0.5,) * channels)
+    dataset = pickle.loads(pickle.dumps(TrainSet(images, "multiclass", preparation, Augmentation(aa=aa), seed=0)))
+    for epoch in range(60):
+        for index in range(len(images)):
+            assert dataset[Draw(epoch, index)][0].isfinite().all()

@@ -47,7 +47,7 @@ draws = {
 
 
 @given(**draws)
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 def test_multiclass_is_scikit_learns(classes: int, count: int, seed: int, sizes: list[int]) -> None:
     draw = torch.Generator().manual_seed(seed)
     logits = torch.randn(count, classes, generator=draw)
@@ -76,7 +76,7 @@ def test_multiclass_is_scikit_learns(classes: int, count: int, seed: int, sizes:
 
 
 @given(**draws, threshold=st.sampled_from([0.2, 0.5, 0.8]))
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 def test_multilabel_is_scikit_learns(classes: int, count: int, seed: int, sizes: list[int], threshold: float) -> None:
     draw = torch.Generator().manual_seed(seed)
     logits = torch.randn(count, classes, generator=draw)
@@ -148,7 +148,7 @@ def test_no_sample_gives_no_number(task: str, classes: int) -> None:
 @given(
     count=st.integers(1, 9), classes=st.integers(1, 5), seed=st.integers(0, 1000), smoothing=st.sampled_from([0, 0.1])
 )
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 def test_mixing_takes_any_batch_and_keeps_the_mass(count: int, classes: int, seed: int, smoothing: float) -> None:
     objective = Classification("multiclass", classes, Mixing(0.8, 1.0, smoothing=smoothing))
     images, targets = torch.rand(count, 3, 8, 8), torch.randint(0, classes, (count,))

@@ -243,7 +243,7 @@ def test_mistakes_in_data(tmp_path: Path) -> None:
     fraction=st.floats(0.01, 0.99),
     seed=st.integers(0, 2**32 - 1),
 )
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 def test_a_split_is_disjoint_complete_and_stratified(counts: list[int], fraction: float, seed: int) -> None:
     labels = [(label,) for label, count in enumerate(counts) for _ in range(count)]
     train, val = stratified_split(labels, len(counts), fraction, seed)
@@ -258,7 +258,7 @@ def test_a_split_is_disjoint_complete_and_stratified(counts: list[int], fraction
     labels=st.lists(st.sets(st.integers(0, 4)).map(lambda s: tuple(sorted(s))), min_size=1, max_size=60),
     seed=st.integers(0, 1000),
 )
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 def test_a_split_with_several_labels_is_disjoint_and_complete(labels: list[tuple[int, ...]], seed: int) -> None:
     train, val = stratified_split(labels, 5, 0.2, seed)
     assert sorted(train + val) == list(range(len(labels)))

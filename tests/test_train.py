@@ -22,7 +22,7 @@ from jumbo_vit.data.pipeline import Augmentation, Preparation
 from jumbo_vit.errors import UserError
 from jumbo_vit.folder import open_folder, read_contract, resolve_folder, save_folder
 from jumbo_vit.predictor import rows_as_csv
-from jumbo_vit.tasks import train as train_module
+from jumbo_vit.tasks import run as run_module
 from jumbo_vit.tasks.build import build_model
 from jumbo_vit.tasks.config import TrainConfig, parse_size, with_defaults
 from jumbo_vit.tasks.measure_folder import evaluate
@@ -142,13 +142,13 @@ def test_another_process_in_another_folder_agrees_to_the_digit(
 def test_averaged_weights_are_kept_where_they_are_better(
     colours: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    original = train_module.score_models
+    original = run_module.score_models
 
     def averaged_wins(*args: Any, **kwargs: Any) -> dict[str, Any]:
         scores = original(*args, **kwargs)
         return {kind: numbers | {"top1": 0.9 if kind == "averaged" else 0.5} for kind, numbers in scores.items()}
 
-    monkeypatch.setattr(train_module, "score_models", averaged_wins)
+    monkeypatch.setattr(run_module, "score_models", averaged_wins)
     summary = fit(colours, tmp_path / "out", model_ema=True, batch_size=8)
     assert (summary["best_weights"], summary["score"]) == ("averaged", 0.9)
     model, contract = open_folder(tmp_path / "out")

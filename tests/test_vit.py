@@ -42,7 +42,7 @@ def make(**options: Any) -> JumboVisionTransformer:
     return JumboVisionTransformer(**(small | options))
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(data=st.data())
 def test_model_equals_its_equations(data: st.DataObject) -> None:
     heads, head_dim = data.draw(st.integers(1, 3)), data.draw(st.integers(2, 4))
@@ -88,20 +88,88 @@ def test_model_equals_its_equations(data: st.DataObject) -> None:
     np.testing.assert_allclose(got_logits.numpy(), expected_logits, rtol=0, atol=1e-9)
 
 
-def test_masked_patches_do_not_reach_the_other_tokens() -> None:
-    model = make(dtype=torch.float64).eval()
+def draw_model(data: st.DataObject, **fixed: Any) -> tuple[JumboVisionTransformer, torch.Tensor]:
+    """A model of any small J, D, depth, grid and registers in float64, and a batch for it."""
+    heads, grid = data.draw(st.integers(1, 3)), (data.draw(st.integers(1, 3)), data.draw(st.integers(1, 3)))
+    options: dict[str, Any] = {
+        "img_size": (2 * grid[0], 2 * grid[1]),
+        "patch_size": 2,
+        "embed_dim": heads * data.draw(st.integers(2, 4)),
+        "num_heads": heads,
+        "num_jumbo": data.draw(st.integers(1, 4)),
+        "depth": data.draw(st.integers(1, 3)),
+        "reg_tokens": data.draw(st.integers(0, 2)),
+        "share_jumbo_mlp": data.draw(st.booleans()),
+        "dtype": torch.float64,
+    }
+    model = make(**(options | fixed)).eval()
     randomise(model)
-    pictures = tokens(2, 3, 8, 12)
+    return model, tokens(data.draw(st.integers(1, 2)), 3, 2 * grid[0], 2 * grid[1])
+
+
+@settings(max_examples=30)
+@given(data=st.data())
+def test_no_information_from_masked_patches(data: st.DataObject) -> None:
+    model, pictures = draw_model(data)
+    first, count = model.num_prefix_tokens, model.patch_embed.num_patches
+    row = st.lists(st.booleans(), min_size=count, max_size=count)
+    seen = torch.tensor([data.draw(row) for _ in pictures])
+    mask = torch.cat([torch.ones(len(pictures), first, dtype=torch.bool), seen], dim=1)
+    pixels = seen.view(-1, 1, *model.patch_embed.grid_size).repeat_interleave(2, 2).repeat_interleave(2, 3)
+    garbage = torch.where(pixels, pictures, 1e3 * tokens(*pictures.shape, seed=2))
+    with torch.no_grad():
+        before, after = (model.forward_features(x, attn_mask=mask[:, None, None, :]) for x in (pictures, garbage))
+    assert torch.equal(before[mask], after[mask])
+
+
+def test_without_the_mask_they_would_be_seen() -> None:
+    model, pictures = make(dtype=torch.float64).eval(), tokens(2, 3, 8, 12)
+    randomise(model)
     changed = pictures.clone()
     changed[:, :, :4, 8:] += 10.0  # the third patch
-    mask = torch.ones(1, 1, 1, 9, dtype=torch.bool)
-    mask[..., 5] = False
-    others = [0, 1, 2, 3, 4, 6, 7, 8]
     with torch.no_grad():
-        before, after = (model.forward_features(x, attn_mask=mask) for x in (pictures, changed))
-        unmasked = model.forward_features(changed)
-    torch.testing.assert_close(before[:, others], after[:, others], rtol=0, atol=1e-12)
-    assert not torch.allclose(unmasked[:, others], after[:, others], atol=1e-3)
+        before, after = model.forward_features(pictures), model.forward_features(changed)
+    assert ((before - after).abs().amax(-1) > 1e-3).all()
+
+
+@settings(max_examples=30)
+@given(data=st.data())
+def test_global_tokens_and_patches_are_never_mixed_up(data: st.DataObject) -> None:
+    model, pictures = draw_model(data, share_jumbo_mlp=False, final_norm=False)
+    jumbo, first, last = model.num_jumbo, model.num_prefix_tokens, model.blocks[-1]
+    with torch.no_grad():
+        before = model.forward_features(pictures)
+        last.jumbo_mlp.fc2.bias += 1.0
+        wide = model.forward_features(pictures) - before
+        last.mlp.fc2.bias += 1.0
+        both = model.forward_features(pictures) - before
+        pooled = model.pool(before)
+    # Each FFN moves its own tokens, all of them, and no other.
+    torch.testing.assert_close(wide[:, :jumbo], torch.ones_like(wide[:, :jumbo]))
+    assert not wide[:, jumbo:].any()
+    torch.testing.assert_close(both, torch.ones_like(both))
+    # What the head reads: the Jumbo tokens in their order, then the mean of patches alone.
+    assert torch.equal(pooled[:, : jumbo * model.embed_dim], before[:, :jumbo].flatten(1))
+    torch.testing.assert_close(pooled[:, jumbo * model.embed_dim :], before[:, first:].mean(1))
+    # Feature maps hold each patch at its place.
+    maps = model.forward_intermediates(pictures, indices=1, intermediates_only=True)[0]
+    with torch.no_grad():
+        assert torch.equal(maps.flatten(2).mT, model.forward_features(pictures)[:, first:])
+
+
+@settings(max_examples=20)
+@given(data=st.data())
+def test_without_positions_patches_may_stand_in_any_order(data: st.DataObject) -> None:
+    model, pictures = draw_model(data)
+    nn.init.zeros_(model.pos_embed)
+    first, count = model.num_prefix_tokens, model.patch_embed.num_patches
+    order = data.draw(st.permutations(range(count)))
+    with torch.no_grad():
+        embedded = model._pos_embed(model.patch_embed(pictures))
+        moved = torch.cat([embedded[:, :first], embedded[:, first:][:, order]], dim=1)
+        before, after = model.blocks(embedded), model.blocks(moved)
+    torch.testing.assert_close(after[:, :first], before[:, :first], rtol=0, atol=1e-9)
+    torch.testing.assert_close(after[:, first:], before[:, first:][:, order], rtol=0, atol=1e-9)
 
 
 def test_in_a_one_block_model_the_shared_ffn_moves_jumbo_tokens_only() -> None:

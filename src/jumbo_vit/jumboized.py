@@ -35,6 +35,7 @@ from torch import Tensor, nn
 from jumbo_vit.block import OFFICIAL_NORM, jumbo_mlp, split_tokens
 from jumbo_vit.checkpoints import plain_names
 from jumbo_vit.errors import UserError, nearest
+from jumbo_vit.pretrained import account_for
 
 NAME = "jumboized"
 # Where a `pretrained_cfg` says that weights are.
@@ -254,11 +255,12 @@ def _make(options: dict[str, Any], base: str, base_args: dict[str, Any], **kwarg
 
 
 def _adapt_checkpoint(state: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
-    """The base model's own filter, which fits positions and patches of another size."""
+    """The base model's own filter, which fits positions and patches of another size; then all is accounted for."""
     state = plain_names(state)
     home = sys.modules[cast(Any, model).mixed_from[1].__module__]
     adapt = getattr(home, "checkpoint_filter_fn", None)
-    return state if adapt is None else adapt(state, model)
+    adapted = state if adapt is None else adapt(state, model)
+    return account_for(adapted, model.state_dict(), cast(Any, model.pretrained_cfg))
 
 
 @register_model

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from jumbo_vit.block import OFFICIAL_NORM, JumboBlock, LowRankBypass, jumbo_mlp, split_tokens
 from jumbo_vit.checkpoints import plain_names
 from jumbo_vit.errors import UserError, nearest
+from jumbo_vit.pretrained import account_for, no_grid
 from jumbo_vit.sizes import SIZES
 from jumbo_vit.trunk import INITS, SCHEDULES, check_size, init_head
 
@@ -257,31 +258,50 @@ def _check_pool(name: str) -> None:
 def adapt_checkpoint(state: dict[str, Tensor], model: JumboNaFlexVit) -> dict[str, Tensor]:
     """Weights of this class, of `JumboVisionTransformer` or of the authors, fitted to the model's grid and patch.
 
-    A plain table of positions must be of a square grid, or of the model's own.
+    A plain table of positions is that of the size that `pretrained_cfg` declares, else of a square grid, else of the
+    model's own.
+
+    Raises:
+        UserError: A tensor is missing, left over or of another shape; the names are listed.
     """
     state = plain_names(state)
     own = model.state_dict()
-    if "patch_embed.proj.weight" in state:
-        kernel = state["patch_embed.proj.weight"]
+    cfg = cast(dict[str, Any], model.pretrained_cfg)
+    plain = state.pop("patch_embed.proj.weight", None)
+    if plain is not None:
         names = {"pos_embed": "embeds.pos_embed", "reg_token": "embeds.reg_token"}
         moved = {names.get(name, name.replace("patch_embed.", "embeds.")): value for name, value in state.items()}
         state = {name: value for name, value in moved.items() if name != "cls_token"}
-    else:
-        kernel = _kernel_of(state["embeds.proj.weight"], model)
-    if kernel.shape[1] != model.in_chans:
-        kernel = adapt_input_conv(model.in_chans, kernel)
-    kernel = resample_patch_embed(kernel, list(model.embeds.patch_size))
-    state["embeds.proj.weight"] = kernel.permute(0, 2, 3, 1).flatten(1)
+    flat = state.get("embeds.proj.weight")
+    kernel = plain if plain is not None else _kernel_of(flat, model) if flat is not None else None
+    patch = tuple(kernel.shape[2:]) if kernel is not None else (1, 1)
+    if kernel is not None:
+        if kernel.shape[1] != model.in_chans:
+            kernel = adapt_input_conv(model.in_chans, kernel)
+        kernel = resample_patch_embed(kernel, list(model.embeds.patch_size))
+        state["embeds.proj.weight"] = kernel.permute(0, 2, 3, 1).flatten(1)
     table = state.get("embeds.pos_embed")
-    wanted = tuple(own["embeds.pos_embed"].shape[1:3]) if "embeds.pos_embed" in own else None
-    if table is not None and wanted is not None:
-        side = round(table.shape[1] ** 0.5)
-        grid = tuple(table.shape[1:3]) if table.ndim == 4 else (side, side) if side**2 == table.shape[1] else wanted
-        flat = table.flatten(1, -2)
+    if table is not None and "embeds.pos_embed" in own:
+        wanted = tuple(own["embeds.pos_embed"].shape[1:3])
+        flat_table, grid = table.flatten(1, -2), _grid_of(table, wanted, patch, cfg)
         if grid != wanted:
-            flat = resample_abs_pos_embed(flat, list(wanted), list(grid), num_prefix_tokens=0, antialias=True)
-        state["embeds.pos_embed"] = flat.unflatten(1, wanted)
-    return state
+            flat_table = resample_abs_pos_embed(
+                flat_table, list(wanted), list(grid), num_prefix_tokens=0, antialias=True
+            )
+        state["embeds.pos_embed"] = flat_table.unflatten(1, wanted)
+    return account_for(state, own, cfg)
+
+
+def _grid_of(table: Tensor, wanted: tuple[int, ...], patch: tuple[int, ...], cfg: dict[str, Any]) -> tuple[int, ...]:
+    """Height and width of the file's table of positions, whose patches are of size `patch`."""
+    if table.ndim == 4:
+        return tuple(table.shape[1:3])
+    count = table.shape[1]
+    declared = tuple(size // step for size, step in zip(cfg["input_size"][1:], patch, strict=True))
+    for grid in (declared, (round(count**0.5),) * 2, wanted):
+        if grid[0] * grid[1] == count:
+            return grid
+    raise no_grid(count, cfg)
 
 
 def _kernel_of(flat: Tensor, model: JumboNaFlexVit) -> Tensor:

@@ -110,11 +110,10 @@ class Predictor:
         for names, batch, errors in self._batches(entries):
             rows = iter(self._rows(batch, topk) if batch is not None else ())
             for name, error in zip(names, errors, strict=True):
-                if error:
-                    yield Prediction(name, "", "", error)
-                else:
-                    label, probability, top = next(rows)
-                    yield Prediction(name, label, probability, "", top)
+                label, probability, top = ("", "", ()) if error else next(rows)
+                # A NaN would make the first class look likeliest.
+                fault = error or ("" if top else "the model's output is not finite")
+                yield Prediction(name, label, probability, fault, top)
 
     def embed(self, inputs: Any) -> tuple[list[str], np.ndarray, list[Skipped]]:
         """Features that the head reads, one row a readable picture.
@@ -164,7 +163,11 @@ class Predictor:
         multilabel = self.contract.task == "multilabel"
         table = logits.sigmoid() if multilabel else logits.softmax(-1)
         order = table.argsort(dim=-1, descending=True, stable=True)[:, :topk]
-        for row, best in zip(table.tolist(), order.tolist(), strict=True):
+        finite = logits.isfinite().all(-1).tolist()
+        for row, best, whole in zip(table.tolist(), order.tolist(), finite, strict=True):
+            if not whole:
+                yield "", "", ()
+                continue
             top = tuple((self.labels[i], row[i]) for i in best)
             given = [(self.labels[best[0]], row[best[0]])]
             if multilabel:

@@ -1,7 +1,6 @@
 """Registers every size in timm, Jumbo and baselines: `timm.create_model("jumbo_vit_tiny_patch16_224")`."""
 
-import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, cast
 
 from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
@@ -12,11 +11,10 @@ from jumbo_vit import jumboized, naflex  # noqa: F401  (they register their own 
 from jumbo_vit.baselines import BaselineVisionTransformer
 from jumbo_vit.checkpoints import plain_names
 from jumbo_vit.errors import UserError
+from jumbo_vit.pretrained import account_for, no_grid
 from jumbo_vit.sizes import BASELINE_NAMES, MODEL_NAMES, REGISTERS, SIZES, Size
 from jumbo_vit.trunk import PaperVisionTransformer
 from jumbo_vit.vit import JumboVisionTransformer
-
-_logger = logging.getLogger("jumbo_vit")
 
 # The official evaluation: short side to the input size (crop 1.0), bilinear, ImageNet mean and std.
 _OFFICIAL = {
@@ -28,9 +26,7 @@ _OFFICIAL = {
     "first_conv": "patch_embed.proj",
     "classifier": "head",
 }
-_HEAD = ("head.weight", "head.bias")
 _PROJECTION = "patch_embed.proj.weight"
-_MOST_NAMED = 12
 
 
 def _pretrained_cfg(row: Size) -> dict[str, Any]:
@@ -53,9 +49,7 @@ def _tagged(name: str, size: str) -> str:
 def adapt_checkpoint(state: dict[str, Tensor], model: PaperVisionTransformer) -> dict[str, Tensor]:
     """timm's filter for pretrained weights: plain names, patches and positions resampled, and everything accounted for.
 
-    timm gives up its strict check as soon as the class count differs, so the check is here. The head alone may be new:
-    where the file has none, or one of another class count or width, which is announced. Classes and channels that
-    timm's `pretrained_cfg` declares for the file are corrected by the file.
+    The channels that timm's `pretrained_cfg` declares for the file are corrected by the file.
 
     Raises:
         UserError: Something is missing, left over or of another shape; the names are listed.
@@ -70,60 +64,13 @@ def adapt_checkpoint(state: dict[str, Tensor], model: PaperVisionTransformer) ->
         failure = str(error).splitlines()[0]
     positions, fitted, mine = (s.get("pos_embed") for s in (state, adapted, own))
     if positions is not None and mine is not None and (fitted is None or fitted.shape[1] != mine.shape[1]):
-        raise UserError(
-            f"the checkpoint's {positions.shape[1]} positions do not make a square, nor the grid of the declared size "
-            f"{cfg['input_size'][1:]}: give the size it was made for by pretrained_cfg_overlay="
-            "dict(file=..., input_size=(3, H, W))"
-        )
+        raise no_grid(positions.shape[1], cfg)
     if failure:
         raise UserError(f"the checkpoint cannot be converted for this model: {failure}")
-    adapted = _take_head(adapted, own, cfg)
     projection = adapted.get(_PROJECTION)
     if projection is not None and projection.ndim == 4:
         cfg["input_size"] = (projection.shape[1], *cfg["input_size"][1:])
-    _check_all_there(adapted, own)
-    return adapted
-
-
-def _take_head(adapted: dict[str, Tensor], own: Mapping[str, Tensor], cfg: dict[str, Any]) -> dict[str, Tensor]:
-    """Keep the file's head where it fits; `cfg["num_classes"]`, by which timm decides, is made to say so."""
-    theirs, mine = (tuple(s[_HEAD[0]].shape) if _HEAD[0] in s else None for s in (adapted, own))
-    cfg["num_classes"] = theirs[0] if theirs is not None else 0
-    if mine is None or mine == theirs:
-        return adapted
-    if theirs is None:
-        reason = "the file has none"
-    elif theirs[0] != mine[0]:
-        reason = f"{theirs[0]} classes in the file, {mine[0]} in the model"
-    else:
-        reason, cfg["num_classes"] = f"it reads {theirs[1]} features in the file, {mine[1]} in the model", 0
-    _logger.warning("%s start anew: %s", " and ".join(_HEAD), reason)
-    return {name: value for name, value in adapted.items() if name not in _HEAD}
-
-
-def _check_all_there(adapted: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> None:
-    missing = [name for name in own if name not in adapted and name not in _HEAD]
-    unknown = [name for name in adapted if name not in own and name not in _HEAD]
-    shapes = [
-        f"{name} {tuple(adapted[name].shape)} instead of {tuple(mine.shape)}"
-        for name, mine in own.items()
-        if name in adapted and not _fits(name, adapted[name], mine)
-    ]
-    rows = (("missing:", missing), ("unknown:", unknown), ("other shape:", shapes))
-    faults = [f"{word} {_listed(names)}" for word, names in rows if names]
-    if faults:
-        raise UserError(f"the checkpoint does not fit the model ({'; '.join(faults)})")
-
-
-def _listed(names: list[str]) -> str:
-    rest = len(names) - _MOST_NAMED
-    return ", ".join(names[:_MOST_NAMED]) + (f" and {rest} more" if rest > 0 else "")
-
-
-def _fits(name: str, value: Tensor, mine: Tensor) -> bool:
-    if name == _PROJECTION:  # timm converts its channels after this filter
-        return value.shape[:1] == mine.shape[:1] and value.shape[2:] == mine.shape[2:]
-    return value.shape == mine.shape
+    return account_for(adapted, own, cfg)
 
 
 def _register(

@@ -9,35 +9,40 @@ class Config:
     """List the registered sizes: parameters, operations, and what is known of the authors' weights.
 
     Args:
+        all: List the baselines too, plain ViTs with a class token (cls) and with 16 registers beside it (reg16).
         json: Write the table as JSON to this file.
     """
 
+    all: bool = False
     json: str | None = None
 
 
-def table() -> list[dict[str, Any]]:
-    """One row a size; accuracy in percent as the authors give it, GMACs for one picture."""
-    from jumbo_vit.measure.cost import cost, macs
-    from jumbo_vit.sizes import MODEL_NAMES, SIZES
+def table(all: bool = False) -> list[dict[str, Any]]:
+    """One row a size, with `all` the baselines' too; accuracy in percent as the authors give it, GMACs a picture."""
+    from jumbo_vit.measure.cost import JUMBO, cost, macs
+    from jumbo_vit.sizes import BASELINE_NAMES, MODEL_NAMES, REGISTERS, SIZES
 
     rows = []
-    for name, key in MODEL_NAMES.items():
+    names = {name: (key, JUMBO) for name, key in MODEL_NAMES.items()} | (BASELINE_NAMES if all else {})
+    for name, (key, kind) in names.items():
         size = SIZES[key]
-        counted = cost(size)
-        official = size.official_top1 is not None
+        counted = cost(size, kind=kind)
+        official = kind == JUMBO and size.official_top1 is not None
         rows.append(
             {
                 "name": name,
                 "width": size.dim,
                 "depth": size.depth,
                 "heads": size.heads,
-                "num_jumbo": size.num_jumbo,
+                "kind": kind,
+                "num_jumbo": size.num_jumbo if kind == JUMBO else None,
+                "registers": REGISTERS.get(kind, 0),
                 "classes": size.num_classes,
                 "parameters": counted.parameters,
                 "shared_ffn": counted.shared_ffn,
-                "gmacs_128": macs(size, 128) / 1e9,
-                "gmacs_224": macs(size, 224) / 1e9,
-                "imagenet_top1": size.official_top1,
+                "gmacs_128": macs(size, 128, kind=kind) / 1e9,
+                "gmacs_224": macs(size, 224, kind=kind) / 1e9,
+                "imagenet_top1": size.official_top1 if official else None,
                 "weights": "antofuller/jumbo (hub)" if official else None,
                 "license": "not stated (code: MIT)" if official else None,
             }
@@ -47,7 +52,7 @@ def table() -> list[dict[str, Any]]:
 
 def run(config: Config) -> None:
     """Print the table, and write it where asked."""
-    rows = table()
+    rows = table(config.all)
     if config.json:
         from jumbo_vit.files import write_json
 
@@ -61,9 +66,9 @@ def run(config: Config) -> None:
                 row["name"],
                 str(row["width"]),
                 str(row["depth"]),
-                str(row["num_jumbo"]),
+                str(row["num_jumbo"] or "-"),
                 f"{row['parameters'] / 1e6:.2f} M",
-                f"{row['shared_ffn'] / 1e6:.2f} M",
+                f"{row['shared_ffn'] / 1e6:.2f} M" if row["shared_ffn"] else "-",
                 f"{row['gmacs_128']:.2f}",
                 f"{row['gmacs_224']:.2f}",
                 top1,
@@ -76,4 +81,9 @@ def run(config: Config) -> None:
     print(
         "\ntop-1: ImageNet-1K at 224 px, as the authors give it for their weights; "
         "GMACs: one picture through the layers with weights."
+    )
+    more = "" if config.all else "; plain ViTs to compare with: --all"
+    print(
+        "Also in timm: naflexvit_jumbo_SIZE_patch16 (pictures of any size in a batch, the same weights) and jumboized "
+        f"(a ViT of timm given a Jumbo token){more}."
     )

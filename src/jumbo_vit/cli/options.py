@@ -83,6 +83,8 @@ class Option:
 
     def plain(self, value: Any) -> Any:
         """A value from words or YAML in the type's shape: one item becomes a list, 224 for a text becomes "224"."""
+        if value is None:
+            return None
         if self.many:
             lists = [arm for arm in self.arms if (typing.get_origin(arm) or arm) in MANY]
             items = list(value) if type(value) in MANY else [value]

@@ -24,7 +24,9 @@ def run(config: Config) -> None:
 
     found = replay(Path(config.run))
     print(f"epoch {found['epoch']}, update {found['update']}, {found['samples']} samples")
-    agreement = "the same" if found["same"] else "DIFFERENT: the run was on another device or version"
+    agreement = "DIFFERENT: the run was on another device or version"
+    if found["same"] or found["close"]:
+        agreement = "the same" if found["same"] else "the same up to rounding"
     print(f"loss recorded {found['recorded']}, replayed {found['replayed']}: {agreement}")
     print(f"norm of the gradient {found['gradient_norm']}")
     print(f"samples with a loss that is not finite: {found['bad_samples'] or 'none'}")

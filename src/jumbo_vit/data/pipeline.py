@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from PIL import ImageOps
 from PIL.Image import Image
+from timm.data import auto_augment
 from timm.data.transforms_factory import create_transform
 from timm.models import PretrainedCfg
 from torch import Tensor
@@ -108,7 +110,7 @@ class Augmentation:
             UserError: timm does not know the augmentation string.
         """
         try:
-            return create_transform(
+            transform = create_transform(
                 preparation.input_size,
                 is_training=True,
                 auto_augment=self.aa or None,
@@ -121,11 +123,26 @@ class Augmentation:
                 mean=preparation.mean,
                 std=preparation.std,
             )
+            _mend_posterize(transform)
+            return transform
         except (AssertionError, ValueError, KeyError, RuntimeError) as error:
             raise UserError(
                 f"--aa {self.aa} is not an augmentation that timm knows ({error}); use 3a, or a string such as "
                 "rand-m9-mstd0.5-inc1"
             ) from error
+
+
+def _posterize(image: Image, bits_to_keep: int, **_: Any) -> Image:
+    """timm's operation asks for 0 bits at its strongest, which Pillow refuses since 13; 1 bit is the least it takes."""
+    return image if bits_to_keep >= 8 else ImageOps.posterize(image, max(1, bits_to_keep))
+
+
+def _mend_posterize(transform: Any) -> None:
+    for step in transform.transforms:
+        groups = [getattr(step, "ops", None) or (), *(getattr(step, "policy", None) or ())]
+        for operation in (op for group in groups for op in group):
+            if getattr(operation, "aug_fn", None) is auto_augment.posterize:
+                operation.aug_fn = _posterize
 
 
 def target_tensor(labels: tuple[int, ...], num_classes: int, task: str) -> Tensor:

@@ -9,7 +9,7 @@ from typing import Any
 import timm
 import torch
 import yaml
-from timm.optim import create_optimizer_v2
+from timm.optim import create_optimizer_v2, get_optimizer_info
 from torch import nn
 
 from jumbo_vit.data.pipeline import Augmentation, Preparation
@@ -34,10 +34,17 @@ def load_config(out: Path) -> TrainConfig:
     """
     try:
         fields = yaml.safe_load((out / "config.yaml").read_text(encoding="utf-8"))
-        if fields.get("scale") is not None:
-            fields["scale"] = tuple(fields["scale"])
-        return TrainConfig(**fields)
-    except (OSError, yaml.YAMLError, TypeError, AttributeError) as error:
+        names = {field.name for field in dataclasses.fields(TrainConfig)} - {"given", "resume"}
+        missing = sorted(names - fields.keys())
+        if missing:
+            raise UserError(
+                f"{out / 'config.yaml'} is cut off or of another version: it lacks {', '.join(missing[:5])}"
+            )
+        small, large = fields["scale"]
+        return TrainConfig(**fields | {"scale": (float(small), float(large)), "logger": list(fields["logger"])})
+    except UserError:
+        raise
+    except (OSError, yaml.YAMLError, TypeError, AttributeError, ValueError) as error:
         raise UserError(f"{out / 'config.yaml'} cannot be read as a run's options: {error}") from error
 
 
@@ -132,9 +139,15 @@ def make_optimizer(model: nn.Module, config: TrainConfig) -> Any:
     """
     decay = config.layer_decay if config.layer_decay and config.layer_decay < 1 else None
     try:
+        if get_optimizer_info(config.opt).second_order:
+            raise UserError(
+                f"--opt {config.opt} needs second derivatives, which training here does not take; try adamw"
+            )
         return create_optimizer_v2(
             model, opt=config.opt, lr=config.lr, weight_decay=config.weight_decay or 0.0, layer_decay=decay
         )
+    except UserError:
+        raise
     except (ValueError, AssertionError) as error:
         if "optimizer" not in str(error).lower():
             raise
@@ -186,6 +199,19 @@ def make_logger(kind: str, out: Path) -> Any:
         raise UserError(
             f"--logger {kind} needs the package {error.name or kind}: pip install {error.name or kind}"
         ) from error
+
+
+# The options that decide what a checkpoint holds, or what the rest of a run computes.
+_IDENTITY = (
+    "task", "model", "model_args", "img_size", "patch_size", "in_chans", "opt", "lr", "min_lr",
+    "warmup_epochs", "weight_decay", "layer_decay", "clip_grad", "drop_path", "smoothing", "mixup", "cutmix", "aa",
+    "color_jitter", "hflip", "reprob", "model_ema", "model_ema_decay", "seed",
+)  # fmt: skip
+
+
+def identity(config: TrainConfig) -> dict[str, Any]:
+    """The options that must not differ between a checkpoint and the `config.yaml` beside it."""
+    return {name: getattr(config, name) for name in _IDENTITY}
 
 
 def fingerprint(splits: Splits) -> str:

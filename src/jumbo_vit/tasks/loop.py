@@ -204,6 +204,8 @@ class Loop:
         norm = fabric.clip_gradients(parts.model, parts.optimizer, max_norm=limit, error_if_nonfinite=False)
         norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
         if not math.isfinite(loss):
+            if self._scaler is not None:
+                self._scaler.update()  # it has unscaled for this update, and must close it before the next
             self._skip(group, seeds, loss)
         elif self._step(bool(torch.isfinite(norm))):
             self._count(loss, size)
@@ -299,12 +301,14 @@ class Loop:
         self.parts.save(self.progress)
         self.last_saved = time.monotonic()
         stop = stop or self.stop
+        if self._many:  # a signal may have reached one of them while scoring
+            stop = int(self._max_over_processes(torch.tensor(float(stop), device=self.parts.fabric.device)))
         if stop and not self.progress.finished:
             self.reporter.stopped(self.progress)
             raise SystemExit(128 + stop)
 
     def _max_over_processes(self, value: Tensor) -> float:
-        return float(self.parts.fabric.all_gather(value).max())
+        return float(self.parts.fabric.all_reduce(value.clone(), reduce_op="max"))
 
     @property
     def _many(self) -> bool:

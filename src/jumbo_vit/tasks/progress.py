@@ -5,6 +5,7 @@ import io
 import math
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -83,8 +84,17 @@ class Reporter:
             )
 
     def _log(self, numbers: dict[str, Any]) -> None:
-        for logger in self.loggers:
-            logger.log_metrics(numbers, step=self.step)
+        self._each(lambda logger: logger.log_metrics(numbers, step=self.step))
+
+    def _each(self, act: Callable[[Any], None]) -> None:
+        """A logger that fails costs one line and itself, not the run."""
+        for logger in list(self.loggers):
+            try:
+                act(logger)
+            except Exception as error:
+                self.loggers.remove(logger)
+                reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+                print(f"the logger {type(logger).__name__} failed and is left out from here on: {reason}", flush=True)
 
     def _close_bar(self) -> None:
         if self.bar is not None:
@@ -94,8 +104,7 @@ class Reporter:
     def close(self) -> None:
         """End the bar and flush the loggers, also after a failure."""
         self._close_bar()
-        for logger in self.loggers:
-            logger.finalize("finished")
+        self._each(lambda logger: logger.finalize("finished"))
 
 
 def write_metrics(path: Path, history: list[dict[str, Any]]) -> None:

@@ -17,26 +17,24 @@ from jumbo_vit.tasks.state import Progress
 FILE = "bad-batch.pt"
 
 
-def write_bad(
-    path: Path, weights: dict[str, Tensor], progress: Progress, bad: Bad, precision: str, share: float
-) -> None:
+def write_bad(path: Path, weights: dict[str, Tensor], progress: Progress, bad: Bad, precision: str, size: int) -> None:
     """Write weights, batches, seeds and loss of a bad update: plain tensors and numbers.
 
     Args:
         path: The file to write.
         weights: The model's, as the update saw them.
         progress: Where the run stands.
-        bad: The update's passes.
+        bad: The update's passes, of all processes.
         precision: "fp32", "bf16" or "fp16".
-        share: 1 over the number of samples in the update.
+        size: The number of samples in the update.
     """
     content = {
         "jumbo_vit_bad_batch": 1,
         "model": weights,
-        "batches": [tuple(part.cpu() for part in batch) for batch in bad.batches],
+        "batches": bad.batches,
         "seeds": bad.seeds,
         "loss": bad.loss,
-        "share": share,
+        "size": size,
         "precision": precision,
         "epoch": progress.epoch,
         "update": progress.update,
@@ -50,8 +48,8 @@ def replay(run: Path) -> dict[str, Any]:
     """Compute the saved bad update of a run again, on the CPU, in the run's precision.
 
     Returns:
-        `recorded` and `replayed` loss, whether they are the `same` value, the gradient's norm, which samples have a
-        loss that is not finite, and which inputs hold values that are not finite.
+        `recorded` and `replayed` loss, whether they are the `same` value or `close` (sums in another order), the
+        gradient's norm, which samples have a loss that is not finite, and which inputs hold values that are not finite.
 
     Raises:
         UserError: The run has no bad batch, or the file is damaged.
@@ -80,10 +78,10 @@ def replay(run: Path) -> dict[str, Any]:
         with torch.autocast("cpu", dtype=low or torch.bfloat16, enabled=low is not None):
             each = objective.step(model, (images, targets), seed)
         share = (each * weights).sum()
-        (share * content["share"]).backward()
+        (share / content["size"]).backward()
         losses.append(each.detach())
         total += share.detach().float()
-    loss, recorded = float(total) * content["share"], float(content["loss"])
+    loss, recorded = float(total) / content["size"], float(content["loss"])
     norm = float(torch.nn.utils.get_total_norm([p.grad for p in model.parameters() if p.grad is not None]))
     each_loss = torch.cat(losses)
     finite_inputs = torch.cat([images.flatten(1).isfinite().all(1) for (images, _, _) in content["batches"]])
@@ -93,6 +91,7 @@ def replay(run: Path) -> dict[str, Any]:
         "recorded": recorded,
         "replayed": loss,
         "same": loss == recorded or (math.isnan(loss) and math.isnan(recorded)),
+        "close": math.isclose(loss, recorded, rel_tol=1e-4),
         "gradient_norm": norm,
         "samples": len(each_loss),
         "bad_samples": (~each_loss.isfinite()).nonzero().flatten().tolist(),

@@ -1,5 +1,6 @@
 """Scores as totals over a whole set: independent of batches, and of processes once reduced."""
 
+import math
 import warnings
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -46,7 +47,8 @@ class MulticlassScore:
         classes = len(labels)
         self.hits = torch.zeros(classes, dtype=torch.float64)
         self.counts = torch.zeros(classes, dtype=torch.float64)
-        self.sums = torch.zeros(2, dtype=torch.float64)  # loss, hits among the first five
+        # Loss, hits among the first five, samples whose logits are not finite.
+        self.sums = torch.zeros(3, dtype=torch.float64)
 
     def update(self, logits: Tensor, targets: Tensor) -> None:
         """Add a batch: logits (B, C) in any float type, targets (B,) of class indices."""
@@ -55,12 +57,15 @@ class MulticlassScore:
         self.hits.index_add_(0, targets, hit)
         self.counts.index_add_(0, targets, torch.ones_like(hit))
         self.sums[0] += F.cross_entropy(logits, targets, reduction="sum")
+        self.sums[2] += (~logits.isfinite().all(-1)).sum()
         if len(self.labels) > 5:
             self.sums[1] += (logits.topk(5).indices == targets[:, None]).any(-1).sum()
 
     def result(self, total: Reduce = as_is, gather: Gather = as_is) -> dict[str, Any]:
-        """The numbers of the whole set; a set without samples gives NaN."""
+        """The numbers of the whole set; NaN for a set without samples, or where any logit is not finite."""
         hits, counts, sums = total(self.hits), total(self.counts), total(self.sums)
+        if sums[2]:  # argmax of NaN is the first class: such a model must not look like a good one
+            hits, sums = hits * math.nan, sums * math.nan
         n = float(counts.sum())
         there = counts > 0
         recall = hits[there] / counts[there]
@@ -95,7 +100,7 @@ class MultilabelScore:
         self.targets.append(targets.long().cpu())
 
     def result(self, total: Reduce = as_is, gather: Gather = as_is) -> dict[str, Any]:
-        """The numbers of the whole set; a set without samples gives NaN."""
+        """The numbers of the whole set; NaN for a set without samples, or where any logit is not finite."""
         classes = len(self.labels)
         empty = torch.zeros(0, classes)
         logits = gather(torch.cat([*self.logits, empty.double()]))
@@ -103,7 +108,7 @@ class MultilabelScore:
         there = targets.sum(0) > 0
         numbers: dict[str, Any] = {"map": float("nan"), "f1_macro": float("nan"), "f1_micro": float("nan")}
         loss, precision = float("nan"), torch.full((classes,), float("nan"))
-        if bool(there.any()):
+        if bool(there.any()) and bool(logits.isfinite().all()):
             probabilities = logits.sigmoid()
             given = (probabilities >= self.thresholds).long()
             if classes == 1:

@@ -85,7 +85,10 @@ def read_state(path: Path) -> tuple[dict[str, Any], Progress]:
         raise UserError(f"{path} is no checkpoint of a run (a model's weights start a new one by --init-from)")
     if whole["jumbo_vit_run"] > FORMAT:
         raise UserError(f"{path} is of format {whole['jumbo_vit_run']}; this version reads up to {FORMAT}: upgrade")
-    return whole, Progress(**whole["progress"])
+    try:
+        return whole, Progress(**whole["progress"])
+    except (KeyError, TypeError) as error:
+        raise UserError(f"{path} is damaged, or was written by another version of jumbo-vit") from error
 
 
 def find_state(resume: str) -> tuple[Path, dict[str, Any], Progress]:
@@ -102,7 +105,7 @@ def find_state(resume: str) -> tuple[Path, dict[str, Any], Progress]:
         raise UserError(f"--resume {resume}: no run, {out} holds no config.yaml")
     chosen = next((p for p in (out / LAST, out / PREVIOUS) if p.is_file()), None) if path.is_dir() else path
     if chosen is None:
-        raise UserError(f"--resume {resume}: the run was stopped before its first checkpoint; start it again")
+        raise UserError(f"--resume {resume}: the run was stopped before its first checkpoint; start it again as before")
     try:
         return out, *read_state(chosen)
     except UserError as error:
@@ -119,4 +122,4 @@ def _offer(out: Path, broken: Path) -> str:
             continue
         where = f"epoch {progress.epoch + 1}, update {progress.update}"
         return f"; {other} is whole ({where}): go on with --resume {other}"
-    return "; there is no other checkpoint, so start again (the best model so far is in model/, usable by --init-from)"
+    return "; no whole checkpoint is left, so start again (the best model so far is in model/, usable by --init-from)"

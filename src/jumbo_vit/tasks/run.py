@@ -1,0 +1,334 @@
+"""One run: its parts are built, given to the loop, and what comes of it is written."""
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from jumbo_vit.data.find import Skipped
+from jumbo_vit.data.pipeline import EvalSet, TrainSet, eval_loader, train_loader
+from jumbo_vit.data.sampler import EpochBatches
+from jumbo_vit.data.sets import ImageSet, Splits, check_images, open_data
+from jumbo_vit.errors import UserError
+from jumbo_vit.files import write_json
+from jumbo_vit.folder import save_folder
+from jumbo_vit.predictor import Contract
+from jumbo_vit.tasks.average import averaged, weights_of
+from jumbo_vit.tasks.build import (
+    augmentation,
+    build_model,
+    fingerprint,
+    identity,
+    make_logger,
+    make_objective,
+    make_optimizer,
+    make_plan,
+    save_config,
+    versions,
+)
+from jumbo_vit.tasks.config import TrainConfig
+from jumbo_vit.tasks.evaluate import passes_of_rank_zero, score_models
+from jumbo_vit.tasks.fabric import make_fabric
+from jumbo_vit.tasks.loop import Bad, Loop, Parts
+from jumbo_vit.tasks.progress import Reporter, draw_curves, write_metrics
+from jumbo_vit.tasks.replay import FILE, write_bad
+from jumbo_vit.tasks.score import new_score
+from jumbo_vit.tasks.sharding import load_optimizer, shard, whole
+from jumbo_vit.tasks.start import start_from
+from jumbo_vit.tasks.state import LAST, PREVIOUS, Progress, write_state
+from jumbo_vit.tasks.summary import closing_lines, make_summary, opening_lines
+from jumbo_vit.version import __version__
+
+
+class Run:
+    """One training run: builds the parts, gives them to the loop, and writes what comes of it.
+
+    Args:
+        config: Complete options (`with_defaults`).
+        content: The state to go on from, or None.
+        progress: Where that state stands, or None.
+    """
+
+    def __init__(
+        self, config: TrainConfig, content: dict[str, Any] | None = None, progress: Progress | None = None
+    ) -> None:
+        self.config, self.content = config, content
+        self.progress = progress or Progress()
+        self.task: str = config.task
+
+    def train(self) -> dict[str, Any]:
+        """Build, run, summarise."""
+        config = self.config
+        self.splits = open_data(config.data, config.task, config.seed, config.val_fraction)
+        self.labels = self.splits.train.classes
+        template, self.preparation = build_model(config, len(self.labels))
+        width = int(getattr(template, "embed_dim", getattr(template, "num_features", 0)))
+        self.fabric, self.precision = make_fabric(
+            config.device, config.devices, config.nodes, config.strategy, config.precision, width
+        )
+        self.main = bool(self.fabric.is_global_zero)
+        self.out = Path(self._on_main(lambda: str(self._claim_out())))
+        self.splits = self._check(self.splits)
+        self._fingerprint = fingerprint(self.splits)
+        self._verify_same_run()
+        self._parameters = sum(parameter.numel() for parameter in template.parameters())
+        loop = self._loop(template)
+        if self.main:
+            save_config(self.out, dataclasses.replace(config, out=str(self.out)))
+            print("\n".join(opening_lines(config, self.splits, self._facts(), self.progress)), flush=True)
+        loop.run()
+        return self._finish()
+
+    def _claim_out(self) -> Path:
+        config = self.config
+        if self.content is not None or config.out is not None:
+            out = Path(config.out or ".")
+            # A run that was stopped before its first checkpoint holds options at most, and is started again.
+            begun = any((out / name).exists() for name in (LAST, PREVIOUS, "summary.json"))
+            if self.content is None and begun:
+                raise UserError(f"--out {out} holds a run already; give another folder, or go on with --resume {out}")
+            return out
+        stem = Path(config.data).resolve().name.removesuffix(".csv") if config.data != "digits" else "digits"
+        return next(path for path in _numbered(Path("runs") / stem) if not path.exists())
+
+    def _check(self, splits: Splits) -> Splits:
+        """Leave out what cannot be read; the main process looks, all processes learn the result."""
+        if not self.config.check_images:
+            return splits
+        known = self.content["unreadable"] if self.content else None
+        if known is None:
+            known = self._on_main(lambda: self._unreadable_of(splits))
+        self.unreadable = known
+        parts = (splits.train, splits.val)
+        train, val = (_without(part, bad) for part, bad in zip(parts, known, strict=True))
+        return dataclasses.replace(splits, train=train, val=val)
+
+    def _unreadable_of(self, splits: Splits) -> list[list[tuple[str, str]]]:
+        chans = self.preparation.in_chans
+        train = check_images(splits.train, chans, require_all_classes=True)
+        val = check_images(splits.val, chans)
+        pairs = ((train, splits.train), (val, splits.val))
+        return [[(s.path, s.reason) for s in new.skipped[len(old.skipped) :]] for new, old in pairs]
+
+    def _on_main(self, work: Callable[[], Any]) -> Any:
+        """The result of `work` on the main process, for all; its UserError too, so that none is left waiting."""
+        answer: tuple[str, Any] = ("", None)
+        if self.main:
+            try:
+                answer = ("done", work())
+            except UserError as error:
+                answer = ("refused", str(error))
+        word, value = self.fabric.broadcast(answer)
+        if word == "refused":
+            raise UserError(value)
+        return value
+
+    def _verify_same_run(self) -> None:
+        if self.content is None:
+            return
+        now, then = identity(self.config), self.content["identity"]
+        changed = sorted(name for name in now if now[name] != then.get(name))
+        if changed:
+            raise UserError(
+                f"{self.out}: checkpoint and config.yaml are of different runs, they differ in {', '.join(changed)} "
+                f"(checkpoint: {then.get(changed[0])}, config.yaml: {now[changed[0]]})"
+            )
+        if self.content["fingerprint"] != self._fingerprint:
+            raise UserError(
+                f"the pictures in {self.config.data} are not those that the run began with (added, removed, renamed); "
+                f"put them back, or start a new run with --init-from {self.out / 'model'}"
+            )
+
+    def _loop(self, model: nn.Module) -> Loop:
+        config, fabric = self.config, self.fabric
+        if config.init_from and self.content is None:
+            report = start_from(model, config.init_from, self.labels)
+            fabric.print(f"from {config.init_from}: {report}")
+        if config.grad_checkpointing:
+            model.set_grad_checkpointing(True)  # type: ignore[operator]
+        average = averaged(model, config.model_ema_decay).to(fabric.device) if config.model_ema else None
+        if self.content is not None:
+            model.load_state_dict(self.content["model"])
+            if average is not None:
+                average.load_state_dict(self.content["average"])
+        wrapped = fabric.setup_module(model)
+        if average is not None and self._sharded:
+            shard(average.module, fabric.strategy.device_mesh)
+        # Sharding replaces the parameters, so the optimizer is made of what there is after it.
+        optimizer = make_optimizer(model, config)
+        if self.content is not None:
+            load_optimizer(optimizer, self.content["optimizer"])
+            fabric.strategy.precision.load_state_dict(self.content["precision"])
+        self.model, self.average, self.optimizer = model, average, optimizer
+        wrapped_optimizer = fabric.setup_optimizers(optimizer)
+        self.batches = batches = EpochBatches(
+            len(self.splits.train),
+            config.batch_size or 1,
+            config.seed,
+            fabric.global_rank,
+            fabric.world_size,
+            config.grad_accum_steps,
+        )
+        if self.content is not None and self.content["update_size"] != batches.samples_per_update:
+            raise UserError(
+                f"an update of this run takes {self.content['update_size']} pictures, with these options "
+                f"{batches.samples_per_update}: set batch_size, grad_accum_steps and the processes in "
+                f"{self.out / 'config.yaml'} so that their product stays the same"
+            )
+        dataset = TrainSet(self.splits.train, self.task, self.preparation, augmentation(config), config.seed)
+        pin = fabric.device.type == "cuda"
+        loader = train_loader(dataset, batches, self._workers, config.worker_start, pin)
+        objective = make_objective(config, len(self.labels))
+        parts = Parts(
+            fabric,
+            wrapped,
+            average,
+            wrapped_optimizer,
+            objective,
+            batches,
+            loader,
+            self._score,
+            self._save,
+            self._keep,
+            self._keep_bad,
+        )
+        return Loop(parts, make_plan(config, self.labels), self.progress, Reporter(self.main, self._loggers()))
+
+    @property
+    def _workers(self) -> int:
+        if self.config.workers is not None:
+            return self.config.workers
+        # Digits are in memory; a process to fetch them costs more than it saves.
+        return 0 if self.config.data == "digits" else min(8, torch.get_num_threads())
+
+    def _loggers(self) -> list[Any]:
+        return [make_logger(kind, self.out) for kind in self.config.logger if kind != "none"] if self.main else []
+
+    def _score(self) -> dict[str, dict[str, Any]]:
+        fabric = self.fabric
+        models: dict[str, nn.Module] = {"plain": self.model}
+        if self.average is not None:
+            models["averaged"] = self.average
+        dataset = EvalSet(self.splits.val, self.task, self.preparation)
+        loader = eval_loader(dataset, self._workers, fabric.global_rank, fabric.world_size, self.config.worker_start)
+        # A sharded model's forward pass is a joint effort: all processes make as many as the busiest.
+        passes = passes_of_rank_zero(len(dataset), fabric.world_size) if self._sharded else None
+        return score_models(models, loader, self.task, self.labels, fabric.device, self._total, self._gather, passes)
+
+    @property
+    def _sharded(self) -> bool:
+        return self.config.strategy == "fsdp2"
+
+    def _total(self, value: Tensor) -> Tensor:
+        total: Tensor = self.fabric.all_reduce(value.to(self.fabric.device), reduce_op="sum").cpu()
+        return total
+
+    def _gather(self, value: Tensor) -> Tensor:
+        return torch.cat(self._all_objects(value))
+
+    def _save(self, progress: Progress) -> None:
+        content = {
+            "model": whole(self.model.state_dict()),
+            "average": whole(self.average.state_dict()) if self.average is not None else None,
+            "optimizer": whole(self.optimizer.state_dict()),
+            "precision": self.fabric.strategy.precision.state_dict(),
+            "fingerprint": self._fingerprint,
+            "epochs": self.config.epochs,
+            "identity": identity(self.config),
+            "update_size": self.batches.samples_per_update,
+            "unreadable": getattr(self, "unreadable", None),
+            "versions": versions(),
+        }
+
+        def write() -> None:
+            write_metrics(self.out / "metrics.csv", progress.history)
+            write_state(self.out, content, progress)
+
+        self._on_main(write)
+
+    def _keep(self, progress: Progress, kind: str) -> None:
+        chosen: Any = self.average if kind == "averaged" else self.model
+        weights = weights_of(chosen)
+        lineage: dict[str, Any] = {
+            "source": f"jumbo-vit {__version__} train",
+            "init_from": self.config.init_from,
+            "weights": kind,
+            "epoch": progress.epoch,
+            "metric": self._metric,
+            "score": progress.best_score,
+            "seed": self.config.seed,
+        }
+        if self.splits.drawn:
+            # With this, `evaluate --data` of the same tree scores the pictures that were held out, not the whole.
+            lineage["split"] = {
+                "seed": self.config.seed,
+                "val_fraction": self.config.val_fraction,
+                "checksum": self.splits.val.checksum(),
+            }
+        contract = Contract(self.task, self.labels, self.preparation, lineage=lineage)
+        self._on_main(lambda: save_folder(self.out / "model", self.model, contract, weights))
+
+    def _keep_bad(self, progress: Progress, bad: Bad) -> None:
+        weights = weights_of(self.model)
+        passes = [tuple(part.cpu() for part in batch) for batch in bad.batches]
+        shares = self._all_objects(list(zip(passes, bad.seeds, strict=True)))
+        every = [entry for share in shares for entry in share]
+        whole_bad = Bad([batch for batch, _ in every], [seed for _, seed in every], bad.loss)
+        size = self.batches.update_size(progress.update)
+        self._on_main(lambda: write_bad(self.out / FILE, weights, progress, whole_bad, self.precision, size))
+
+    def _all_objects(self, value: Any) -> list[Any]:
+        if self.fabric.world_size == 1:
+            return [value]
+        shares: list[Any] = [None] * self.fabric.world_size
+        torch.distributed.all_gather_object(shares, value)
+        return shares
+
+    @property
+    def _metric(self) -> str:
+        return new_score(self.task, self.labels).metric
+
+    def _facts(self) -> dict[str, Any]:
+        return {
+            "parameters": self._parameters,
+            "input_size": self.preparation.input_size,
+            "world": self.fabric.world_size,
+            "device": self.fabric.device.type,
+            "precision": self.precision,
+            "resumed": self.content is not None,
+            "out": self.out,
+        }
+
+    def _finish(self) -> dict[str, Any]:
+        summary = make_summary(self.config, self.splits, self._facts(), self.progress, self._metric)
+        if self.main:
+            write_json(self.out / "summary.json", summary)
+            title = f"{self.config.model} on {Path(self.config.data).name}"
+            draw_curves(self.out / "curves.png", self.progress.history, self._metric, title)
+            if self.progress.best_score is not None:
+                print("\n".join(closing_lines(summary)), flush=True)
+        self.fabric.barrier()
+        if self.progress.best_score is None:
+            raise UserError(
+                f"no epoch gave a finite {self._metric}, so no model was kept: lower --lr ({self.config.lr}), or look "
+                f"at {self.out / 'metrics.csv'}"
+            )
+        return summary
+
+
+def _numbered(path: Path) -> Iterator[Path]:
+    yield path
+    number = 2
+    while True:
+        yield path.with_name(f"{path.name}-{number}")
+        number += 1
+
+
+def _without(images: ImageSet, bad: list[Any]) -> ImageSet:
+    names = {path for path, _ in bad}
+    kept = images.subset([i for i in range(len(images)) if images.name(i) not in names])
+    kept.skipped.extend(Skipped(*entry) for entry in bad)
+    return kept
