@@ -28,7 +28,16 @@ PRESETS: dict[str, dict[str, Any]] = {
         "layer_decay": 0.75,
     },
 }
-COMMON = {"mixup": 0.0, "cutmix": 0.0, "aa": "", "color_jitter": 0.0, "hflip": 0.5, "reprob": 0.0, "min_lr": 1e-6}
+COMMON = {
+    "mixup": 0.0,
+    "cutmix": 0.0,
+    "aa": "",
+    "color_jitter": 0.0,
+    "hflip": 0.5,
+    "reprob": 0.0,
+    "min_lr": 1e-6,
+    "model_ema": False,
+}
 
 # The embedded default: digits of 8x8 pixels, which must be neither mirrored nor cut.
 DIGITS: dict[str, Any] = {
@@ -36,7 +45,8 @@ DIGITS: dict[str, Any] = {
     "img_size": "8",
     "patch_size": 2,
     "in_chans": 1,
-    "epochs": 20,
+    "epochs": 25,
+    "model_ema": True,
     "batch_size": 64,
     "hflip": 0.0,
     "scale": (0.8, 1.0),
@@ -89,7 +99,7 @@ class TrainConfig:
         hflip: Probability of a horizontal flip.
         scale: Smallest and largest share of the picture that a random crop takes.
         reprob: Probability of random erasing.
-        model_ema: Keep averaged weights too; the better of both becomes the model.
+        model_ema: Keep averaged weights too; the better of both becomes the model. Default on for the digits alone.
         model_ema_decay: Highest decay of the average; it grows with the updates, so that short runs work.
         grad_checkpointing: Compute activations again in the backward pass, for less memory.
         patience: Stop after so many epochs without a better score; 0 never stops early.
@@ -137,7 +147,7 @@ class TrainConfig:
     hflip: float | None = None
     scale: tuple[float, float] | None = None
     reprob: float | None = None
-    model_ema: bool = False
+    model_ema: bool | None = None
     model_ema_decay: float = 0.9998
     grad_checkpointing: bool = False
     patience: int = 0
