@@ -98,7 +98,8 @@ def _is_pickle_that_calls(path: Path) -> bool:
     """Whether the file is a plain pickle, not one of torch.save's, that names a function. Looks without running."""
     try:
         with path.open("rb") as file:
-            if file.read(2) < b"\x80\x03":  # torch.save writes zip archives, and wrote protocol 2
+            head = file.read(2)
+            if len(head) < 2 or head[0] != 0x80 or head[1] < 3:  # torch.save writes zip archives, and wrote protocol 2
                 return False
             file.seek(0)
             return any(opcode.name in ("GLOBAL", "STACK_GLOBAL", "INST") for opcode, _, _ in pickletools.genops(file))
