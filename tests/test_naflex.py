@@ -19,7 +19,8 @@ from torch import Tensor, nn
 from jumbo_vit.data.pipeline import Preparation
 from jumbo_vit.errors import UserError
 from jumbo_vit.folder import open_folder, save_folder
-from jumbo_vit.naflex import NAMES, JumboNaFlexVit, adapt_checkpoint
+from jumbo_vit.naflex import NAMES, JumboNaFlexVit
+from jumbo_vit.naflex_weights import adapt_checkpoint
 from jumbo_vit.predictor import Contract
 from jumbo_vit.sizes import SIZES
 

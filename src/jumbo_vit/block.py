@@ -68,6 +68,24 @@ def jumbo_mlp(
     return Mlp(width, hidden_features=int(width * mlp_ratio), act_layer=act_layer, device=device, dtype=dtype)
 
 
+class OwnsJumboMlp(nn.Module):
+    """In front of a model's class: whatever becomes its `jumbo_mlp` is handed to the blocks, whose references are not
+    registered."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        if name == "jumbo_mlp":
+            for block in getattr(self, "blocks", ()):
+                block.use_jumbo_mlp(value)
+
+    def add_module(self, name: str, module: nn.Module | None) -> None:
+        """As torch's, and the blocks learn of it."""
+        if name == "jumbo_mlp":
+            setattr(self, name, module)
+        else:
+            super().add_module(name, module)
+
+
 class JumboBlock(Block):
     """One pre-norm transformer block with a Jumbo path.
 
@@ -103,6 +121,12 @@ class JumboBlock(Block):
     ) -> None:
         if num_jumbo < 1:
             raise UserError(f"num_jumbo is {num_jumbo}, but a Jumbo block needs at least 1")
+        if jumbo_mlp_ratio < 0 or 0 < jumbo_mlp_ratio * num_jumbo * dim < 1:
+            raise UserError(
+                f"jumbo_mlp_ratio is {jumbo_mlp_ratio}: give 0 for no FFN, or at least {1 / (num_jumbo * dim):.2g}"
+            )
+        if lora_rank < 0:
+            raise UserError(f"lora_rank is {lora_rank}, but must be 0 (none) or more")
         if lora_rank and not jumbo_mlp_ratio:
             raise UserError(f"lora_rank={lora_rank} goes around the Jumbo FFN, but jumbo_mlp_ratio=0 leaves it out")
         kwargs.setdefault("norm_layer", OFFICIAL_NORM)
@@ -123,9 +147,12 @@ class JumboBlock(Block):
         if not share_jumbo_mlp:
             self.jumbo_mlp = jumbo_mlp(dim, num_jumbo, jumbo_mlp_ratio, kwargs.get("act_layer", nn.GELU), **factory)
 
-    def use_jumbo_mlp(self, mlp: nn.Module) -> None:
-        """Take `mlp` (J*D -> J*D) as the shared FFN, without registering it here: its owner registers it once."""
-        self._shared_mlp = (mlp,)
+    def use_jumbo_mlp(self, mlp: nn.Module | None) -> None:
+        """Take `mlp` (J*D -> J*D) as the shared FFN, without registering it here: its owner registers it once.
+
+        None gives the reference back, and a block without an FFN of its own then refuses to run.
+        """
+        self._shared_mlp = () if mlp is None else (mlp,)
 
     def owning_ffn(self) -> "JumboBlock":
         """A twin with the same parameters that registers the shared FFN as its own, for tools that need it so."""

@@ -32,7 +32,7 @@ from timm.models.vision_transformer import (
 from timm.models.vision_transformer_relpos import RelPosBlock, ResPostRelPosBlock
 from torch import Tensor, nn
 
-from jumbo_vit.block import OFFICIAL_NORM, jumbo_mlp, split_tokens
+from jumbo_vit.block import OFFICIAL_NORM, OwnsJumboMlp, jumbo_mlp, split_tokens
 from jumbo_vit.checkpoints import plain_names
 from jumbo_vit.errors import UserError, nearest
 from jumbo_vit.pretrained import account_for
@@ -80,15 +80,17 @@ class JumboizedBlock(_Mixin):
     norm3: nn.Module
     _shared_mlp: tuple[nn.Module, ...]
 
-    def use_jumbo_mlp(self, mlp: nn.Module) -> None:
+    def use_jumbo_mlp(self, mlp: nn.Module | None) -> None:
         """Take `mlp` (J*D -> J*D) as the shared FFN, without registering it here: the model registers it once."""
-        self._shared_mlp = (mlp,)
+        self._shared_mlp = () if mlp is None else (mlp,)
 
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """(B, L, D) -> (B, L, D), the Jumbo tokens first; further arguments are the block's own."""
         x = super().forward(x, *args, **kwargs)
         jumbo, rest = split_tokens(x, self.num_jumbo)
         wide = jumbo.flatten(1)
+        if not self._shared_mlp:
+            raise UserError("this block shares its Jumbo FFN, and was given none: set the model's jumbo_mlp")
         wide = wide + self._shared_mlp[0](self.norm3(wide))
         return torch.cat([wide.unflatten(1, (self.num_jumbo, -1)), rest], dim=1)
 
@@ -104,18 +106,11 @@ class JumboizedSkip(_Mixin):
         return nn.functional.pad(super().forward(rest), (0, 0, self.num_jumbo, 0))
 
 
-class Jumboized(_Mixin):
+class Jumboized(_Mixin, OwnsJumboMlp):
     """In front of the model's class: owns the shared FFN, and keeps its start at zero."""
 
     num_jumbo: int
     jumbo_mlp: nn.Module
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        super().__setattr__(name, value)
-        # The blocks' references are not registered, so a replaced FFN has to be handed on.
-        if name == "jumbo_mlp":
-            for block in cast(Any, self.blocks):
-                block.use_jumbo_mlp(value)
 
     def init_weights(self, *args: Any, **kwargs: Any) -> None:
         """Initialise all weights as the base model does, the shared FFN as `jumboize` does."""
@@ -192,6 +187,8 @@ def _check(model: nn.Module, keep_mlp: bool) -> int:
         UserError: It cannot.
     """
     title = _title(model)
+    if hasattr(model, "_orig_mod"):
+        raise UserError(f"{title} is compiled: jumboize first, then compile")
     if hasattr(model, "num_jumbo"):
         raise UserError(f"{title} has a Jumbo token already")
     blocks = list(cast(Any, getattr(model, "blocks", ())))

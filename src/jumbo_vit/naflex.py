@@ -6,27 +6,26 @@ path never looks at patches. For a whole picture the model is `JumboVisionTransf
 """
 
 import dataclasses
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import torch
-from timm.layers import get_act_layer, resample_abs_pos_embed, resample_patch_embed, trunc_normal_
-from timm.models import adapt_input_conv, build_model_with_cfg, generate_default_cfgs, register_model
+from timm.layers import get_act_layer, trunc_normal_
+from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
 from timm.models._manipulate import named_apply
 from timm.models.naflexvit import NaFlexVit, NaFlexVitCfg, global_pool_naflex
 from timm.models.vision_transformer import get_init_weights_vit
 from torch import Tensor, nn
 
-from jumbo_vit.block import OFFICIAL_NORM, JumboBlock, LowRankBypass, jumbo_mlp, split_tokens
-from jumbo_vit.checkpoints import plain_names
+from jumbo_vit.block import OFFICIAL_NORM, JumboBlock, LowRankBypass, OwnsJumboMlp, jumbo_mlp, split_tokens
 from jumbo_vit.errors import UserError, nearest
-from jumbo_vit.pretrained import account_for, no_grid
+from jumbo_vit.naflex_weights import adapt_checkpoint
 from jumbo_vit.sizes import SIZES
 from jumbo_vit.trunk import INITS, SCHEDULES, check_size, init_head
 
 POOLS = ("jumbo_avg", "jumbo", "avg", "max", "avgmax", "map", "")
 
 
-class JumboNaFlexVit(NaFlexVit):
+class JumboNaFlexVit(OwnsJumboMlp, NaFlexVit):
     """NaFlexVit with one Jumbo token of width J*D.
 
     Takes pictures (B, in_chans, H, W), or timm's NaFlex batches: a dict of `patches` (B, N, P*P*C), `patch_coord`
@@ -80,6 +79,11 @@ class JumboNaFlexVit(NaFlexVit):
         if img_size is not None:
             check_size(img_size, cfg.patch_size)
 
+        if reg_tokens < 0:
+            raise UserError(f"reg_tokens is {reg_tokens}, but must be 0 or more")
+        if cfg.embed_dim % cfg.num_heads:
+            raise UserError(f"embed_dim={cfg.embed_dim} is not a multiple of num_heads={cfg.num_heads}")
+
         def make_block(drop_path: float, **block: Any) -> JumboBlock:
             return JumboBlock(
                 num_jumbo=num_jumbo,
@@ -114,13 +118,6 @@ class JumboNaFlexVit(NaFlexVit):
         self.weight_init_mode = weight_init
         if weight_init != "skip":
             self.init_weights(needs_reset=False)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        super().__setattr__(name, value)
-        # The blocks' references are not registered, so a replaced FFN has to be handed on.
-        if name == "jumbo_mlp" and isinstance(value, nn.Module):
-            for block in self.blocks:
-                cast(JumboBlock, block).use_jumbo_mlp(value)
 
     def init_weights(self, mode: str = "", needs_reset: bool = True) -> None:
         """Initialise all weights as `JumboVisionTransformer` does; `mode` as the argument `weight_init`."""
@@ -253,65 +250,6 @@ def _check_pool(name: str) -> None:
         raise UserError(
             f"global_pool={name!r} is unknown; use one of {', '.join(map(repr, POOLS))}{nearest(name, POOLS)}"
         )
-
-
-def adapt_checkpoint(state: dict[str, Tensor], model: JumboNaFlexVit) -> dict[str, Tensor]:
-    """Weights of this class, of `JumboVisionTransformer` or of the authors, fitted to the model's grid and patch.
-
-    A plain table of positions is that of the size that `pretrained_cfg` declares, else of a square grid, else of the
-    model's own.
-
-    Raises:
-        UserError: A tensor is missing, left over or of another shape; the names are listed.
-    """
-    state = plain_names(state)
-    own = model.state_dict()
-    cfg = cast(dict[str, Any], model.pretrained_cfg)
-    plain = state.pop("patch_embed.proj.weight", None)
-    if plain is not None:
-        names = {"pos_embed": "embeds.pos_embed", "reg_token": "embeds.reg_token"}
-        moved = {names.get(name, name.replace("patch_embed.", "embeds.")): value for name, value in state.items()}
-        state = {name: value for name, value in moved.items() if name != "cls_token"}
-    flat = state.get("embeds.proj.weight")
-    kernel = plain if plain is not None else _kernel_of(flat, model) if flat is not None else None
-    patch = tuple(kernel.shape[2:]) if kernel is not None else (1, 1)
-    if kernel is not None:
-        if kernel.shape[1] != model.in_chans:
-            kernel = adapt_input_conv(model.in_chans, kernel)
-        kernel = resample_patch_embed(kernel, list(model.embeds.patch_size))
-        state["embeds.proj.weight"] = kernel.permute(0, 2, 3, 1).flatten(1)
-    table = state.get("embeds.pos_embed")
-    if table is not None and "embeds.pos_embed" in own:
-        wanted = tuple(own["embeds.pos_embed"].shape[1:3])
-        flat_table, grid = table.flatten(1, -2), _grid_of(table, wanted, patch, cfg)
-        if grid != wanted:
-            flat_table = resample_abs_pos_embed(
-                flat_table, list(wanted), list(grid), num_prefix_tokens=0, antialias=True
-            )
-        state["embeds.pos_embed"] = flat_table.unflatten(1, wanted)
-    return account_for(state, own, cfg)
-
-
-def _grid_of(table: Tensor, wanted: tuple[int, ...], patch: tuple[int, ...], cfg: dict[str, Any]) -> tuple[int, ...]:
-    """Height and width of the file's table of positions, whose patches are of size `patch`."""
-    if table.ndim == 4:
-        return tuple(table.shape[1:3])
-    count = table.shape[1]
-    declared = tuple(size // step for size, step in zip(cfg["input_size"][1:], patch, strict=True))
-    for grid in (declared, (round(count**0.5),) * 2, wanted):
-        if grid[0] * grid[1] == count:
-            return grid
-    raise no_grid(count, cfg)
-
-
-def _kernel_of(flat: Tensor, model: JumboNaFlexVit) -> Tensor:
-    """A flat projection (D, h*w*C) as a convolution's (D, C, h, w): the model's own patch if it fits, else a square."""
-    patch = tuple(model.embeds.patch_size)
-    channels = int(getattr(model, "pretrained_cfg", {}).get("input_size", (model.in_chans,))[0])
-    if patch[0] * patch[1] * channels != flat.shape[1]:
-        patch = (round((flat.shape[1] / channels) ** 0.5),) * 2
-    kernel: Tensor = flat.unflatten(1, (*patch, channels)).permute(0, 3, 1, 2)
-    return kernel
 
 
 NAMES = {

@@ -19,7 +19,7 @@ def account_for(adapted: Mapping[str, Tensor], own: Mapping[str, Tensor], cfg: d
     """What to load into a model whose state dict is `own`, of a file whose tensors were fitted to it.
 
     The head alone may be new: where the file has none, or one of another class count or width, which is announced. The
-    number of classes that `cfg`, timm's `pretrained_cfg`, declares for the file is corrected by the file.
+    numbers of classes and channels that `cfg`, timm's `pretrained_cfg`, declares for the file are corrected by it.
 
     Raises:
         UserError: Something else is missing, left over or of another shape; the names are listed.
@@ -28,10 +28,26 @@ def account_for(adapted: Mapping[str, Tensor], own: Mapping[str, Tensor], cfg: d
     heads = (heads,) if isinstance(heads, str) else tuple(heads)
     convs = cfg.get("first_conv") or ()
     convs = (convs,) if isinstance(convs, str) else tuple(convs)
+    for conv in convs:
+        kernel = adapted.get(f"{conv}.weight")
+        if kernel is not None and kernel.ndim == 4:  # timm converts channels by what is declared: let it be true
+            cfg["input_size"] = (kernel.shape[1], *cfg["input_size"][1:])
     free = {f"{head}.{part}": None for head in heads for part in ("weight", "bias")}
     taken = _take_head(adapted, own, cfg, list(free), heads)
     _check_all_there(taken, own, set(free), {f"{conv}.weight" for conv in convs})
     return taken
+
+
+def announce_grid(read: tuple[int, ...], own: tuple[int, ...]) -> None:
+    """Say that positions were read as one grid where the model's own has as many, so that the reading may be wrong."""
+    if read != own and read[0] * read[1] == own[0] * own[1]:
+        _logger.warning(
+            "the file's %d positions are read as %dx%d, though the model's own grid %dx%d has as many: if the "
+            "file's is that too, declare it by pretrained_cfg_overlay=dict(file=..., input_size=(3, H, W))",
+            read[0] * read[1],
+            *read,
+            *own,
+        )
 
 
 def no_grid(positions: int, cfg: Mapping[str, Any]) -> UserError:

@@ -1,9 +1,11 @@
 """Registers every size in timm, Jumbo and baselines: `timm.create_model("jumbo_vit_tiny_patch16_224")`."""
 
+import math
 from collections.abc import Callable
 from typing import Any, cast
 
 from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
+from timm.models._input import get_pretrained_grid_size
 from timm.models.vision_transformer import checkpoint_filter_fn
 from torch import Tensor
 
@@ -11,7 +13,7 @@ from jumbo_vit import jumboized, naflex  # noqa: F401  (they register their own 
 from jumbo_vit.baselines import BaselineVisionTransformer
 from jumbo_vit.checkpoints import plain_names
 from jumbo_vit.errors import UserError
-from jumbo_vit.pretrained import account_for, no_grid
+from jumbo_vit.pretrained import account_for, announce_grid, no_grid
 from jumbo_vit.sizes import BASELINE_NAMES, MODEL_NAMES, REGISTERS, SIZES, Size
 from jumbo_vit.trunk import PaperVisionTransformer
 from jumbo_vit.vit import JumboVisionTransformer
@@ -67,9 +69,10 @@ def adapt_checkpoint(state: dict[str, Tensor], model: PaperVisionTransformer) ->
         raise no_grid(positions.shape[1], cfg)
     if failure:
         raise UserError(f"the checkpoint cannot be converted for this model: {failure}")
-    projection = adapted.get(_PROJECTION)
-    if projection is not None and projection.ndim == 4:
-        cfg["input_size"] = (projection.shape[1], *cfg["input_size"][1:])
+    if positions is not None and mine is not None and positions.shape == mine.shape:
+        kernel = state.get(_PROJECTION)
+        read = get_pretrained_grid_size(model, kernel, mine.shape[1]) or (math.isqrt(mine.shape[1]),) * 2
+        announce_grid(read, model.patch_embed.grid_size)
     return account_for(adapted, own, cfg)
 
 

@@ -218,6 +218,8 @@ class PaperVisionTransformer(VisionTransformer):
         if global_pool is not None:
             fc_norm = not isinstance(self.fc_norm, nn.Identity)
             self._check_pool(global_pool, self.has_class_token, fc_norm)
+            if global_pool in self.pools[:2] and not self.num_global:
+                raise UserError(f"global_pool={global_pool!r} needs a global token, and this model has none")
             if global_pool == "map" and self.attn_pool is None:
                 raise UserError("global_pool='map' needs attention pooling, which is only made at construction")
             if global_pool != "map":
@@ -241,7 +243,9 @@ class PaperVisionTransformer(VisionTransformer):
     def _check_pool(cls, name: str, class_token: bool, fc_norm: bool) -> None:
         wide = cls.pools[:2]
         if name == "token" and not class_token:
-            raise UserError(f"global_pool='token' needs a class token; {cls.__name__} without one has {wide[1]!r}")
+            raise UserError(
+                f"global_pool='token' needs a class token; {cls.__name__} without one has {wide[1]!r} or 'avg'"
+            )
         if name not in cls.pools:
             known = ", ".join(map(repr, cls.pools))
             raise UserError(f"global_pool={name!r} is unknown; use one of {known}{nearest(name, cls.pools)}")

@@ -11,14 +11,14 @@ from typing import Any, Literal, cast
 from timm.layers import get_act_layer
 from torch import Tensor, nn
 
-from jumbo_vit.block import JumboBlock, jumbo_mlp
+from jumbo_vit.block import JumboBlock, OwnsJumboMlp, jumbo_mlp
 from jumbo_vit.errors import UserError
 from jumbo_vit.trunk import PaperVisionTransformer, check_size
 
 __all__ = ["JumboVisionTransformer", "check_size"]
 
 
-class JumboVisionTransformer(PaperVisionTransformer):
+class JumboVisionTransformer(OwnsJumboMlp, PaperVisionTransformer):
     """Plain ViT with one Jumbo token of width J*D.
 
     Takes pictures (B, in_chans, H, W) and gives logits (B, num_classes). The sequence holds the J Jumbo tokens first,
@@ -68,6 +68,9 @@ class JumboVisionTransformer(PaperVisionTransformer):
                 "class_token=True does not fit: the Jumbo token takes its place (reg_tokens adds registers)"
             )
 
+        if reg_tokens < 0:
+            raise UserError(f"reg_tokens is {reg_tokens}, but must be 0 or more")
+
         def make_block(**block: Any) -> JumboBlock:
             return JumboBlock(
                 num_jumbo=num_jumbo,
@@ -98,13 +101,6 @@ class JumboVisionTransformer(PaperVisionTransformer):
         self.jumbo_mlp = jumbo_mlp(embed_dim, num_jumbo, jumbo_mlp_ratio, act, **factory) if shared else None
         self.finish(weight_init, **factory)
         self.register_load_state_dict_pre_hook(_take_official_names)  # type: ignore[no-untyped-call]
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        super().__setattr__(name, value)
-        # The blocks' references are not registered, so a replaced FFN has to be handed on.
-        if name == "jumbo_mlp" and isinstance(value, nn.Module):
-            for block in self.blocks:
-                cast(JumboBlock, block).use_jumbo_mlp(value)
 
     def __prepare_scriptable__(self) -> "JumboVisionTransformer":
         """What torch.jit.script compiles, since it sees only what is registered: a twin whose blocks own the FFN.

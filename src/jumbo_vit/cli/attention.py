@@ -29,6 +29,8 @@ class Config:
 
 def run(config: Config) -> None:
     """Write the picture and say what it shows."""
+    from pathlib import Path
+
     from jumbo_vit.data.images import read_image
     from jumbo_vit.errors import UserError
     from jumbo_vit.files import write_bytes
@@ -38,6 +40,8 @@ def run(config: Config) -> None:
 
     if not config.png:
         raise UserError("--png is missing: give the PNG file to write")
+    if Path(config.png).exists() and Path(config.image).exists() and Path(config.png).samefile(config.image):
+        raise UserError(f"--png {config.png} is the picture itself, which would be lost; give another file")
     predictor = load(config.model, config.device)
     preparation = predictor.contract.preparation
     picture = read_image(config.image, preparation.in_chans)

@@ -140,7 +140,8 @@ def _weights(seen: _Calls, name: str) -> Tensor:
         key = key.repeat_interleave(query.shape[1] // key.shape[1], dim=1)
     wide = torch.promote_types(query.dtype, torch.float32)
     scale = call.get("scale") or query.shape[-1] ** -0.5
-    logits: Tensor = query.to(wide) * scale @ key.to(wide).mT
+    with torch.autocast(query.device.type, enabled=False):  # under autocast a product is rounded whatever it is given
+        logits: Tensor = query.to(wide) * scale @ key.to(wide).mT
     mask = call.get("attn_mask")
     if call.get("is_causal"):
         mask = torch.ones(logits.shape[-2:], dtype=torch.bool, device=logits.device).tril()

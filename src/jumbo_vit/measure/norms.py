@@ -66,7 +66,9 @@ def token_norms(model: nn.Module, loader_or_batch: Tensor | Iterable[Any], bins:
         for batch in batches:
             images = as_input(plain, batch if isinstance(batch, Tensor) else batch[0])
             rows.append([layer.flatten().cpu().numpy() for layer in _batch_norms(plain, images)])
-    if not rows:
+    if bins < 1:
+        raise UserError(f"bins is {bins}, but must be at least 1")
+    if not sum(row[0].size for row in rows):
         raise UserError("no pictures came, so there are no norms")
     table = np.stack([np.concatenate(layer) for layer in zip(*rows, strict=True)])
     if not np.isfinite(table).all():

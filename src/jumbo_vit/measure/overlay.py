@@ -49,7 +49,7 @@ def draw(picture: Image, maps: npt.NDArray[np.float32], titles: list[str], box: 
     """
     longer = max(picture.size)
     zoom = math.ceil(_LEAST / longer) if longer < _LEAST else min(1.0, _MOST / longer)
-    wide, high = round(picture.width * zoom), round(picture.height * zoom)
+    wide, high = (max(1, round(side * zoom)) for side in picture.size)
     columns = math.ceil(math.sqrt(len(maps)))
     rows = math.ceil(len(maps) / columns)
     strip = _TITLE if any(titles) else 0
