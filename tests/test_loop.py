@@ -9,10 +9,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from lightning.fabric import Fabric
+from lightning.fabric.plugins import MixedPrecision
 
 from jumbo_vit.cli.replay import Config as ReplayConfig
 from jumbo_vit.cli.replay import run as run_replay
 from jumbo_vit.errors import UserError
+from jumbo_vit.tasks import fabric as fabric_module
 from jumbo_vit.tasks import loop as loop_module
 from jumbo_vit.tasks import run as run_module
 from jumbo_vit.tasks.average import averaged, growing_decay
@@ -117,6 +120,26 @@ def test_a_bad_gradient_with_a_finite_loss_is_skipped_too(tmp_path: Path, monkey
     summary = train(small_config(tmp_path / "run", epochs=1))
     assert summary["bad_updates"] == 1 and summary["updates"] == 7
     assert all(value.isfinite().all() for value in state_of(tmp_path / "run")["model"].values())
+
+
+def test_fp16_with_a_loss_scale(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # fp16 is for GPUs; a scaler for the CPU shows the same code what happens to an update that is skipped.
+    class HalfOnCpu(Fabric):
+        def __init__(self, precision: str, **kwargs: Any) -> None:
+            scaler = torch.amp.GradScaler("cpu", init_scale=2.0**40)
+            super().__init__(plugins=[MixedPrecision("16-mixed", "cpu", scaler)], **kwargs)
+
+    monkeypatch.setattr(fabric_module, "Fabric", HalfOnCpu)
+    monkeypatch.setattr(fabric_module, "pick_precision", lambda *_: "fp16")
+    poison(monkeypatch, {60})
+    summary = train(small_config(tmp_path / "run", epochs=8))
+    assert summary["precision"] == "fp16"
+    assert summary["bad_updates"] == 1  # the poisoned one
+    assert 10 <= summary["rescaled_updates"] < 40  # from 2**40 down to what fp16 holds
+    assert summary["updates"] + summary["bad_updates"] + summary["rescaled_updates"] == 64
+    state = state_of(tmp_path / "run")
+    assert state["precision"]["scale"] < 2.0**30
+    assert all(value.isfinite().all() for value in state["model"].values())
 
 
 def test_steady_nan_stops_with_the_best_intact(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -209,7 +209,9 @@ class Loop:
             self._skip(group, seeds, loss)
         elif self._step(bool(torch.isfinite(norm))):
             self._count(loss, size)
-        elif not self._rescaling():
+        elif self._rescaling():
+            self.progress.rescaled += 1
+        else:
             self._skip(group, seeds, loss)
         parts.optimizer.zero_grad(set_to_none=True)
 

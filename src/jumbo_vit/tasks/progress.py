@@ -66,6 +66,8 @@ class Reporter:
             numbers = f"{metric} {scores['plain'][metric]:.4f}"
         best = "  best so far" if progress.best_epoch == progress.epoch else ""
         bad = f"  {progress.bad} bad updates skipped" if progress.bad else ""
+        if progress.rescaled:
+            bad += f"  {progress.rescaled} updates skipped to find the loss scale"
         print(
             f"epoch {progress.epoch}/{self.epochs}  loss {row['train_loss']:.4f}  {numbers}  "
             f"{speed:.0f} images/s{best}{bad}",

@@ -27,6 +27,7 @@ class Progress:
         update: Updates done of the epoch under way, bad ones counted.
         updates: Updates that changed the weights; the schedule counts these.
         bad: Updates skipped because the loss or its gradient was not finite.
+        rescaled: Updates skipped while fp16's loss scale was being found.
         bad_in_a_row: How many of them came last without a good one between.
         loss_sum: Sum over the samples of the epoch under way of their training losses, good updates only.
         loss_count: Samples in that sum.
@@ -44,6 +45,7 @@ class Progress:
     update: int = 0
     updates: int = 0
     bad: int = 0
+    rescaled: int = 0
     bad_in_a_row: int = 0
     loss_sum: float = 0.0
     loss_count: int = 0

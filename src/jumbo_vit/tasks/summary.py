@@ -81,6 +81,7 @@ def make_summary(
         "epochs": progress.epoch,
         "updates": progress.updates,
         "bad_updates": progress.bad,
+        "rescaled_updates": progress.rescaled,
         "stopped_early": progress.stopped_early,
         "seed": config.seed,
         "precision": facts["precision"],
