@@ -19,6 +19,12 @@ settings.register_profile("suite", deadline=None)
 settings.load_profile("suite")
 
 
+@pytest.fixture(autouse=True)
+def _same_draws() -> None:
+    """A test's random weights and pictures are the same in every run."""
+    torch.manual_seed(0)
+
+
 @pytest.fixture(scope="session")
 def colours(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """`train/` and `val/` of three colours; not to be changed."""

@@ -151,7 +151,7 @@ def test_other_vits_of_timm(name: str) -> None:
     expected = model(images)
     maps = jumbo_vit.attention_maps(model, images, reduce=False)
     assert maps.shape == (1, 2, asking, *grid)
-    assert 0.3 < maps.sum((-1, -2)).min() < maps.sum((-1, -2)).max() < 1
+    assert 0.3 < maps.sum((-1, -2)).min() <= maps.sum((-1, -2)).max() < 1  # equal where fresh weights look evenly
     assert jumbo_vit.token_norms(model, images).counts.sum(1).tolist() == [grid[0] * grid[1]] * 2
     assert torch.equal(model(images), expected)
 

@@ -8,6 +8,7 @@ import math
 import os
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +18,14 @@ import timm
 import torch
 import yaml
 from PIL import Image
+from tqdm import tqdm
 
 import jumbo_vit
 from jumbo_vit.data.pipeline import Augmentation, Preparation
 from jumbo_vit.errors import UserError
 from jumbo_vit.folder import open_folder, read_contract, resolve_folder, save_folder
 from jumbo_vit.predictor import rows_as_csv
+from jumbo_vit.tasks import progress as progress_module
 from jumbo_vit.tasks import run as run_module
 from jumbo_vit.tasks.build import build_model
 from jumbo_vit.tasks.config import TrainConfig, parse_size, with_defaults
@@ -177,6 +180,8 @@ class Terminal(io.StringIO):
 def test_a_terminal_shows_a_bar(colours: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
+    # tqdm draws ten times a second, which a run this short may never reach.
+    monkeypatch.setattr(progress_module, "tqdm", partial(tqdm, mininterval=0))
     fit(colours, tmp_path / "out", batch_size=4)
     bar = terminal.getvalue()
     assert "epoch 1/1" in bar and "/6 [" in bar and "loss" in bar and "lr" in bar and "images/s" in bar

@@ -36,6 +36,7 @@ if typing.TYPE_CHECKING:
 
 PROGRAM = "jumbo-vit"
 COMMANDS: dict[str, tuple[str, str]] = {
+    "check": ("jumbo_vit.cli.check", "look through pictures before training: counts, unreadable files, duplicates"),
     "train": ("jumbo_vit.cli.train", "train or fine-tune a model on a folder of pictures"),
     "evaluate": ("jumbo_vit.cli.evaluate", "measure a trained model on held-out pictures"),
     "predict": ("jumbo_vit.cli.predict", "label pictures with a trained model"),
