@@ -1,5 +1,6 @@
 """What all tests share: one thread, a folder of colours, and a run on it."""
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,8 @@ from tests.pictures import TEST_MODEL, colour_folder
 torch.set_num_threads(1)
 
 # A deadline measures how busy the machine is, not the property.
-settings.register_profile("suite", deadline=None)
+# Elsewhere hypothesis explores; in CI it draws the same examples each time, so that a verdict is about the change.
+settings.register_profile("suite", deadline=None, derandomize="CI" in os.environ)
 settings.load_profile("suite")
 
 
