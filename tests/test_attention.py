@@ -151,9 +151,12 @@ def test_other_vits_of_timm(name: str) -> None:
     expected = model(images)
     maps = jumbo_vit.attention_maps(model, images, reduce=False)
     assert maps.shape == (1, 2, asking, *grid)
-    assert 0.3 < maps.sum((-1, -2)).min() <= maps.sum((-1, -2)).max() < 1  # equal where fresh weights look evenly
+    assert maps.sum((-1, -2)).min() > 0.3 and maps.sum((-1, -2)).max() < 1
     assert jumbo_vit.token_norms(model, images).counts.sum(1).tolist() == [grid[0] * grid[1]] * 2
     assert torch.equal(model(images), expected)
+    randomise(model)  # fresh weights may look evenly at all tokens, up to rounding; these may not
+    shares = jumbo_vit.attention_maps(model, images, reduce=False).sum((-1, -2))
+    assert 0 < shares.min() < shares.max() < 1
 
 
 @pytest.mark.parametrize(

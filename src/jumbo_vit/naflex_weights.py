@@ -34,7 +34,8 @@ def adapt_checkpoint(state: dict[str, Tensor], model: NaFlexVit) -> dict[str, Te
     kernel = plain if plain is not None else _kernel_of(flat, model) if flat is not None else None
     patch = tuple(kernel.shape[2:]) if kernel is not None else (1, 1)
     if kernel is not None:
-        kernel = _with_channels(kernel, model.in_chans)
+        if kernel.shape[1] != model.in_chans:
+            kernel = adapt_input_conv(model.in_chans, kernel, base_chans=kernel.shape[1])
         kernel = resample_patch_embed(kernel, list(model.embeds.patch_size))
         state["embeds.proj.weight"] = kernel.permute(0, 2, 3, 1).flatten(1)
     table = state.get("embeds.pos_embed")
@@ -60,17 +61,6 @@ def _grid_of(table: Tensor, wanted: tuple[int, ...], patch: tuple[int, ...], cfg
         if grid[0] * grid[1] == count:
             return grid
     raise no_grid(count, cfg)
-
-
-def _with_channels(kernel: Tensor, channels: int) -> Tensor:
-    """timm's conversion of a stem's channels, from any number: over the mean of them where timm knows no better."""
-    have = kernel.shape[1]
-    if have == channels:
-        return kernel
-    if have == 3 or channels == 1:
-        converted: Tensor = adapt_input_conv(channels, kernel) if have == 3 else kernel.sum(1, keepdim=True)
-        return converted
-    return kernel.mean(1, keepdim=True).repeat(1, channels, 1, 1) * (have / channels)
 
 
 def _kernel_of(flat: Tensor, model: NaFlexVit) -> Tensor:
