@@ -16,11 +16,12 @@ from functools import partial
 from typing import Any
 
 import torch
-from timm.layers import DropPath, LayerNorm, LayerScale, Mlp
+from timm.layers import DropPath, LayerNorm, LayerScale
 from timm.models.vision_transformer import Block
 from torch import Tensor, nn
 
 from jumbo_vit.errors import UserError
+from jumbo_vit.feedforward import FeedForward
 
 # The official code keeps torch's default epsilon, where timm's ViTs use 1e-6.
 OFFICIAL_NORM: Callable[..., nn.Module] = partial(LayerNorm, eps=1e-5)
@@ -65,7 +66,7 @@ def jumbo_mlp(
 ) -> nn.Module:
     """The wide FFN of the Jumbo token: J*D -> mlp_ratio*J*D -> J*D with biases and without dropout."""
     width = num_jumbo * dim
-    return Mlp(width, hidden_features=int(width * mlp_ratio), act_layer=act_layer, device=device, dtype=dtype)
+    return FeedForward(width, hidden_features=int(width * mlp_ratio), act_layer=act_layer, device=device, dtype=dtype)
 
 
 class OwnsJumboMlp(nn.Module):
@@ -131,6 +132,7 @@ class JumboBlock(Block):
             raise UserError(f"lora_rank={lora_rank} goes around the Jumbo FFN, but jumbo_mlp_ratio=0 leaves it out")
         kwargs.setdefault("norm_layer", OFFICIAL_NORM)
         kwargs.setdefault("qkv_bias", True)
+        kwargs.setdefault("mlp_layer", FeedForward)
         super().__init__(dim, num_heads, **kwargs)
         factory: dict[str, Any] = {"device": kwargs.get("device"), "dtype": kwargs.get("dtype")}
         rate, scale, width = kwargs.get("drop_path", 0.0), kwargs.get("init_values"), num_jumbo * dim

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from jumbo_vit.block import OFFICIAL_NORM, JumboBlock, LowRankBypass, OwnsJumboMlp, jumbo_mlp, split_tokens
 from jumbo_vit.errors import UserError, nearest
+from jumbo_vit.feedforward import FeedForward
 from jumbo_vit.naflex_weights import adapt_checkpoint
 from jumbo_vit.sizes import SIZES
 from jumbo_vit.trunk import INITS, SCHEDULES, check_size, init_head
@@ -100,6 +101,7 @@ class JumboNaFlexVit(OwnsJumboMlp, NaFlexVit):
             "global_pool": "map" if global_pool == "map" else "",
             "block_fn": make_block,
             "norm_layer": cfg.norm_layer or OFFICIAL_NORM,
+            "mlp_layer": cfg.mlp_layer or FeedForward,
             "weight_init": "",
         }
         super().__init__(dataclasses.replace(cfg, **given), in_chans, num_classes, img_size, device=device, dtype=dtype)

@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 
 from jumbo_vit.block import OFFICIAL_NORM, LowRankBypass, split_tokens
 from jumbo_vit.errors import UserError, nearest
+from jumbo_vit.feedforward import FeedForward
 
 INITS = ("", "xavier", "jax", "jax_nlhb", "moco", "reset", "skip")
 SCHEDULES = ("constant", "linear")
@@ -123,6 +124,7 @@ class PaperVisionTransformer(VisionTransformer):
             raise UserError(f"drop_path_schedule={drop_path_schedule!r} is unknown; use 'constant' or 'linear'")
         kwargs["norm_layer"] = kwargs.get("norm_layer") or OFFICIAL_NORM
         kwargs.setdefault("fc_norm", False)
+        kwargs["mlp_layer"] = kwargs.get("mlp_layer") or FeedForward
 
         def scheduled_block(drop_path: float, **block: Any) -> nn.Module:
             return make_block(drop_path=drop_path_rate if drop_path_schedule == "constant" else drop_path, **block)
