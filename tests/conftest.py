@@ -21,6 +21,16 @@ settings.register_profile("suite", deadline=None, derandomize="CI" in os.environ
 settings.load_profile("suite")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """`--timm CLONE`: also run the scripts that timm keeps in its repository but in no package."""
+    parser.addoption("--timm", metavar="CLONE", help="a clone of huggingface/pytorch-image-models")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Without a clone there is no script to test."""
+    return True if collection_path.name == "test_timm_scripts.py" and not config.getoption("--timm") else None
+
+
 @pytest.fixture(autouse=True)
 def _same_draws() -> None:
     """A test's random weights and pictures are the same in every run."""
