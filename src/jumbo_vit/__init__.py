@@ -12,6 +12,7 @@ from jumbo_vit.version import __version__
 if TYPE_CHECKING:
     from jumbo_vit.block import JumboBlock
     from jumbo_vit.errors import UserError
+    from jumbo_vit.fast import optimize
     from jumbo_vit.folder import load
     from jumbo_vit.jumboized import jumboize
     from jumbo_vit.measure.attention import attention_maps
@@ -28,6 +29,7 @@ __all__ = [
     "attention_maps",
     "jumboize",
     "load",
+    "optimize",
     "token_norms",
 ]
 
@@ -39,6 +41,7 @@ _HOMES = {
     "attention_maps": "jumbo_vit.measure.attention",
     "jumboize": "jumbo_vit.jumboized",
     "load": "jumbo_vit.folder",
+    "optimize": "jumbo_vit.fast",
     "token_norms": "jumbo_vit.measure.norms",
 }
 
