@@ -34,7 +34,7 @@ INT8_UP_TO = 4
 _pointwise = torch.ops.mkldnn._linear_pointwise
 
 
-def optimize(model: nn.Module, precision: Precision = "fp32", compile: bool = False) -> "FastVit":
+def optimize(model: nn.Module, precision: Precision = "fp32") -> "FastVit":
     """A copy of a model for inference on this CPU: the same call, (B, C, H, W) to logits (B, num_classes).
 
     The model itself stays as it is, and later changes to it do not reach the copy. What is done by batch size, without
@@ -46,7 +46,6 @@ def optimize(model: nn.Module, precision: Precision = "fp32", compile: bool = Fa
         precision: "fp32" gives the model's outputs within 1e-5; "bf16" holds the blocks' weights and activations in
             bfloat16 (norms, softmax and sums are computed in fp32 inside their kernels), for CPUs with fast bf16;
             "int8-jumbo" is bf16 with the Jumbo FFN's weights in 8 bits, one scale a row.
-        compile: Also give it to `torch.compile`, which needs a C++ compiler.
 
     Raises:
         UserError: An unknown precision, a model on another device, or a part that is not known here, which is named.
@@ -54,10 +53,7 @@ def optimize(model: nn.Module, precision: Precision = "fp32", compile: bool = Fa
     if precision not in PRECISIONS:
         known = ", ".join(PRECISIONS)
         raise UserError(f"precision={precision!r} is unknown; use one of {known}{nearest(precision, PRECISIONS)}")
-    fast = FastVit(model, precision)
-    if compile:
-        fast.compute = torch.compile(fast.compute, dynamic=False)  # type: ignore[method-assign]
-    return fast
+    return FastVit(model, precision)
 
 
 class FastVit(nn.Module):

@@ -43,6 +43,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "embed": ("jumbo_vit.cli.embed", "write the features of pictures and find the nearest ones"),
     "jumboize": ("jumbo_vit.cli.jumboize", "give a ViT of timm a Jumbo token without changing its outputs"),
     "attention": ("jumbo_vit.cli.attention", "draw where a model looks in a picture"),
+    "bench": ("jumbo_vit.cli.bench", "measure the speed of models side by side, and their share of the limit"),
+    "plan": ("jumbo_vit.cli.plan", "find the widths and J that reach a wanted speed on this machine"),
     "models": ("jumbo_vit.cli.models", "list the models: parameters, operations, accuracy, licence"),
     "replay": ("jumbo_vit.cli.replay", "compute again the batch whose loss was not finite"),
 }
