@@ -1,8 +1,10 @@
 """A disk that fills or cannot be written costs one line, and nothing that stood there."""
 
+import json
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jumbo_vit.errors import UserError
-from jumbo_vit.files import write_atomically, write_bytes
+from jumbo_vit.files import write_atomically, write_bytes, write_json
 from jumbo_vit.tasks.state import Progress, read_state, write_state
 from jumbo_vit.tasks.train import train
 from tests.runs import small_config
@@ -92,3 +94,11 @@ def test_a_failed_write_leaves_the_old_file(
         write_atomically(path, failing)
     assert path.read_bytes() == first
     assert names(path.parent) == ["file"]
+
+
+@given(st.recursive(st.text() | st.just(os.fsdecode(b"caf\xe9.png")), st.lists, max_leaves=5))
+def test_json_gives_back_every_text_also_names_that_are_no_utf8(content: object) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "file.json"
+        write_json(path, content)
+        assert json.loads(path.read_text(encoding="utf-8")) == content

@@ -69,8 +69,12 @@ def write_text(path: str | Path, text: str) -> None:
 
 
 def write_json(path: str | Path, content: Any) -> None:
-    """Write JSON atomically, indented, with non-ASCII characters as they are, and null for NaN and infinity."""
-    write_text(path, json.dumps(_finite(content), indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+    """Write JSON atomically, indented, with non-ASCII characters as they are, and null for NaN and infinity.
+
+    A file name that is no UTF-8 keeps its odd bytes as `\\udcXX`, which is how JSON readers give it back.
+    """
+    text = json.dumps(_finite(content), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    write_bytes(path, text.encode("utf-8", "backslashreplace"))
 
 
 def _finite(content: Any) -> Any:

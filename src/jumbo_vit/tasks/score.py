@@ -52,7 +52,7 @@ class MulticlassScore:
 
     def update(self, logits: Tensor, targets: Tensor) -> None:
         """Add a batch: logits (B, C) in any float type, targets (B,) of class indices."""
-        logits, targets = logits.double().cpu(), targets.cpu()
+        logits, targets = logits.cpu().double(), targets.cpu()
         hit = (logits.argmax(-1) == targets).double()
         self.hits.index_add_(0, targets, hit)
         self.counts.index_add_(0, targets, torch.ones_like(hit))
@@ -96,7 +96,7 @@ class MultilabelScore:
 
     def update(self, logits: Tensor, targets: Tensor) -> None:
         """Add a batch: logits (B, C), targets (B, C) of 0 and 1."""
-        self.logits.append(logits.double().cpu())
+        self.logits.append(logits.cpu().double())
         self.targets.append(targets.long().cpu())
 
     def result(self, total: Reduce = as_is, gather: Gather = as_is) -> dict[str, Any]:
