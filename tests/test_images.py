@@ -395,3 +395,39 @@ def test_no_folder(tmp_path: Path) -> None:
     touch(tmp_path, "a.png")
     with pytest.raises(UserError, match=r"a\.png is a file, where a folder"):
         find_images(tmp_path / "a.png")
+
+
+@pytest.mark.parametrize("size", [(640, 480), (481, 643), (64, 4000)])
+@pytest.mark.parametrize("mode", ["RGB", "L", "CMYK"])
+@pytest.mark.parametrize("enough", [1, 50, 60, 100, 240, 250, 10_000])
+def test_a_smaller_jpeg_keeps_as_many_pixels_as_are_asked(
+    size: tuple[int, int], mode: str, enough: int, tmp_path: Path
+) -> None:
+    path = tmp_path / "picture.jpg"
+    ramp = Image.linear_gradient("L").resize(size)
+    ramp.convert(mode).save(path, quality=95)
+    full, fast = read_image(path), read_image(path, enough=enough)
+    factor = next(f for f in (8, 4, 2, 1) if f == 1 or min(size) // f >= enough)
+    assert fast.mode == "RGB" and fast.size == tuple(-(-side // factor) for side in size)
+    small = full.resize((16, 16), Image.Resampling.BOX)
+    apart = np.abs(np.asarray(small, int) - np.asarray(fast.resize((16, 16), Image.Resampling.BOX), int))
+    assert apart.max() <= 6 and apart.mean() < 1.5
+
+
+def test_a_smaller_jpeg_is_upright_and_other_formats_come_whole(tmp_path: Path) -> None:
+    picture = Image.new("RGB", (400, 200), "red")
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    picture.save(tmp_path / "turned.jpg", exif=exif)
+    assert read_image(tmp_path / "turned.jpg", enough=60).size == (100, 200)
+    picture.save(tmp_path / "whole.png")
+    assert read_image(tmp_path / "whole.png", enough=10).size == (400, 200)
+
+
+def test_a_cut_jpeg_is_refused_at_any_size(tmp_path: Path) -> None:
+    path = tmp_path / "cut.jpg"
+    Image.effect_noise((800, 800), 90).convert("RGB").save(path)
+    path.write_bytes(path.read_bytes()[:-2000])
+    for enough in (None, 700, 100):
+        with pytest.raises(UnreadableImage, match="cut off"):
+            read_image(path, enough=enough)

@@ -13,7 +13,7 @@ class Config:
     """Look through pictures before training: what is there, what cannot be read, what is there twice.
 
     Args:
-        data: A folder, a CSV of path and labels, or "digits", as for `train`.
+        data: A folder, a table (CSV, JSONL), tar shards, a dataset on disk, or "digits", as for `train`.
         task: "multilabel" takes any number of labels a picture, from a CSV with labels joined by "|".
         val_fraction: Share of the pictures held out where no held-out folder is there.
         seed: Fixes which pictures are held out.

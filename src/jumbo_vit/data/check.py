@@ -8,7 +8,6 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -42,11 +41,10 @@ class Witness(ImageSet):
     facts: dict[str, Facts] = field(default_factory=dict)
     done: Callable[[], Any] = lambda: None
 
-    def read(self, index: int, in_chans: int = 3) -> Image.Image:
+    def read(self, index: int, in_chans: int = 3, enough: int | None = None) -> Image.Image:
         try:
             image = self.source.read(index, in_chans)
-            path = self.samples[index].path
-            self.facts[path] = _facts(path, image, stored=self.source.root is not None)
+            self.facts[self.samples[index].path] = _facts(self.source, index, image)
             return image
         finally:
             self.done()
@@ -60,17 +58,15 @@ class Witness(ImageSet):
         return replace(self.source, skipped=self.skipped)
 
 
-def _facts(path: str, image: Image.Image, stored: bool) -> Facts:
-    if not stored:  # the built-in digits
+def _facts(source: ImageSet, index: int, image: Image.Image) -> Facts:
+    if source.root is None:  # the built-in digits
         return Facts(image.size, "in memory", image.mode, hashlib.sha256(image.tobytes()).hexdigest())
     try:
-        with Path(path).open("rb") as stream:
-            digest = hashlib.file_digest(stream, "sha256").hexdigest()
-            stream.seek(0)
-            with Image.open(stream) as opened:
-                return Facts(image.size, opened.format or "unknown", opened.mode, digest)
+        content = source.content(index)
+        with Image.open(io.BytesIO(content)) as opened:
+            return Facts(image.size, opened.format or "unknown", opened.mode, hashlib.sha256(content).hexdigest())
     except OSError as error:
-        raise UnreadableImage(path, "changed while it was read") from error
+        raise UnreadableImage(source.samples[index].path, "changed while it was read") from error
 
 
 def inspect(splits: Splits, workers: int | None = None) -> tuple[Splits, dict[str, Any]]:

@@ -22,7 +22,7 @@ class DigitSet(ImageSet):
 
     pixels: npt.NDArray[np.uint8] = field(default_factory=_no_pixels)
 
-    def read(self, index: int, in_chans: int = 3) -> Image.Image:
+    def read(self, index: int, in_chans: int = 3, enough: int | None = None) -> Image.Image:
         return read_image(self.pixels[int(self.name(index).removeprefix("digits/"))], in_chans)
 
     def name(self, index: int) -> str:

@@ -4,6 +4,7 @@ Everything that looks at pictures (training, evaluation, prediction, attention, 
 `read_image`, so that all of them see the same pixels and agree on which files count.
 """
 
+import io
 import stat
 import struct
 from collections.abc import Callable
@@ -39,10 +40,16 @@ class _Refused(Exception):
     """Why a picture is not taken; the caller adds which one it is."""
 
 
-def read_image(source: str | Path | Image.Image | npt.NDArray[Any], in_chans: int = 3) -> Image.Image:
+def read_image(
+    source: str | Path | bytes | Image.Image | npt.NDArray[Any],
+    in_chans: int = 3,
+    name: str = "given as bytes",
+    enough: int | None = None,
+) -> Image.Image:
     """The picture as mode "L" (`in_chans=1`) or "RGB" (`in_chans=3`), upright, 8 bits a channel.
 
-    `source` is a path, a PIL image, or an array (H, W) or (H, W, 1|3|4) of bool, uint8, uint16 or float. The rules:
+    `source` is a path, the bytes of a file (`name` stands for them in errors), a PIL image, or an array (H, W) or
+    (H, W, 1|3|4) of bool, uint8, uint16 or float. The rules:
 
     - The EXIF orientation is applied; EXIF data that cannot be read count as none.
     - Transparency of any kind is laid on `BACKGROUND`, white.
@@ -54,6 +61,8 @@ def read_image(source: str | Path | Image.Image | npt.NDArray[Any], in_chans: in
     - Colour becomes grey by Pillow's luma, 0.299 R + 0.587 G + 0.114 B.
     - A file is what its content says, whatever its extension. PostScript and WMF, which other programs would draw,
       are refused. So are pictures above Pillow's own limit, `PIL.Image.MAX_IMAGE_PIXELS`, and files that are cut off.
+    - With `enough`, a JPEG may come at a half, a quarter or an eighth of its size, as long as both sides keep that many
+      pixels: its decoder then leaves out the work for the rest. Training alone asks for this (`docs/data.md`).
 
     A PIL image that needs no change is returned itself. Raises `UnreadableImage`, with the path and the reason.
     """
@@ -61,13 +70,15 @@ def read_image(source: str | Path | Image.Image | npt.NDArray[Any], in_chans: in
     if mode is None:
         raise UserError(f"pictures have 1 channel (grey) or 3 (colour), not {in_chans}: set in_chans to 1 or 3")
     if isinstance(source, str | Path):
-        return _guarded(lambda: _read_file(Path(source), mode), str(source))
+        return _guarded(lambda: _read_file(Path(source), mode, enough), str(source))
+    if isinstance(source, bytes):
+        return _guarded(lambda: _read_bytes(source, name, mode, enough), name)
     if isinstance(source, np.ndarray):
-        name = f"array of shape {source.shape}, {source.dtype}"
-        return _guarded(lambda: _as_mode(_from_array(source), mode), name)
+        shape = f"array of shape {source.shape}, {source.dtype}"
+        return _guarded(lambda: _as_mode(_from_array(source), mode), shape)
     if isinstance(source, Image.Image):
-        name = str(getattr(source, "filename", "")) or "given as a PIL image"
-        return _guarded(lambda: _as_mode(source, mode), name)
+        file = str(getattr(source, "filename", "")) or "given as a PIL image"
+        return _guarded(lambda: _as_mode(source, mode), file)
     raise UserError(f"a picture is a path, a PIL image or a NumPy array, not {type(source).__name__}")
 
 
@@ -95,7 +106,7 @@ def _plain_reason(error: Exception) -> str:
     return f"is damaged ({text})"
 
 
-def _read_file(path: Path, mode: str) -> Image.Image:
+def _read_file(path: Path, mode: str, enough: int | None) -> Image.Image:
     info = path.stat()
     # A pipe or a device would be waited on for ever.
     if not stat.S_ISREG(info.st_mode):
@@ -103,9 +114,21 @@ def _read_file(path: Path, mode: str) -> Image.Image:
     if info.st_size == 0:
         raise _Refused("is empty")
     with path.open("rb") as stream:
-        opened = _open(stream, str(path))
-        _check_pixels(opened)
-        image = _as_mode(opened, mode)
+        return _read_stream(stream, str(path), mode, enough)
+
+
+def _read_bytes(content: bytes, name: str, mode: str, enough: int | None) -> Image.Image:
+    if not content:
+        raise _Refused("is empty")
+    return _read_stream(io.BytesIO(content), name, mode, enough)
+
+
+def _read_stream(stream: IO[bytes], path: str, mode: str, enough: int | None) -> Image.Image:
+    opened = _open(stream, path)
+    _check_pixels(opened)
+    if enough is not None and opened.format in ("JPEG", "MPO"):
+        opened.draft(None, (enough, enough))
+    image = _as_mode(opened, mode)
     if image is opened and opened.format not in ("JPEG", "PNG"):
         # Readers of several frames keep the closed file; a copy is a plain picture.
         image = image.copy()

@@ -1,4 +1,4 @@
-"""A set of pictures with their labels: what folders, tables and the built-in digits all become."""
+"""A set of pictures with their labels: what folders, tables, shards and the built-in digits become."""
 
 import dataclasses
 import os
@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple, Self
+from typing import NamedTuple, Protocol, Self
 
 from PIL import Image
 
@@ -16,8 +16,18 @@ from jumbo_vit.data.images import Skipped, read_image
 from jumbo_vit.errors import UnreadableImage, UserError
 
 
+class Store(Protocol):
+    """Where pictures lie that are no files of their own: a sample's path is then an address in the store."""
+
+    def content(self, address: str) -> bytes:
+        """The bytes of the picture's file. Raises `UnreadableImage`; usable from several threads and processes."""
+
+
 class Sample(NamedTuple):
-    """One picture: its absolute path and the indices of its classes, in rising order (one for multiclass)."""
+    """One picture: its absolute path and the indices of its classes, in rising order (one for multiclass).
+
+    In a set with a store the path is an address: that of a file, a colon, and the place in it.
+    """
 
     path: str
     labels: tuple[int, ...]
@@ -27,7 +37,8 @@ class Sample(NamedTuple):
 class ImageSet:
     """Pictures with labels. `labels` of a sample count in `classes`; names are relative to `root`.
 
-    `skipped` lists the files that were left out, `notes` says in sentences what was guessed or ignored.
+    `skipped` lists the files that were left out, `notes` says in sentences what was guessed or ignored. With a `store`
+    the pictures are read from it, else from files.
     """
 
     classes: list[str]
@@ -35,13 +46,22 @@ class ImageSet:
     skipped: list[Skipped] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     root: Path | None = None
+    store: Store | None = None
 
     def __len__(self) -> int:
         return len(self.samples)
 
-    def read(self, index: int, in_chans: int = 3) -> Image.Image:
+    def read(self, index: int, in_chans: int = 3, enough: int | None = None) -> Image.Image:
         """The picture, as `read_image` gives it."""
-        return read_image(self.samples[index].path, in_chans)
+        path = self.samples[index].path
+        if self.store is None:
+            return read_image(path, in_chans, enough=enough)
+        return read_image(self.store.content(path), in_chans, path, enough)
+
+    def content(self, index: int) -> bytes:
+        """The bytes of the picture's file, as stored."""
+        path = self.samples[index].path
+        return Path(path).read_bytes() if self.store is None else self.store.content(path)
 
     def name(self, index: int) -> str:
         """The path relative to `root`, with slashes, spelled as on disk."""

@@ -1,4 +1,4 @@
-"""From what a user names after `--data` to sets of pictures: the built-in digits, a folder, or a CSV."""
+"""From what a user names after `--data` to sets of pictures: the built-in digits, a folder, or a list of pictures."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -7,11 +7,14 @@ import numpy as np
 
 from jumbo_vit.data.find import find_images
 from jumbo_vit.data.folders import class_index, composed, scan_tree, subfolders
+from jumbo_vit.data.listing import HELD_OUT_NAMES, TRAIN_NAMES, Listing, Task, build_set, check_task, listing_classes
 from jumbo_vit.data.records import ImageSet, Sample, Splits, check_images, listed
-from jumbo_vit.data.tables import TASKS, Row, Task, build_set, parse_table, read_table, table_classes
-from jumbo_vit.errors import UserError, nearest
+from jumbo_vit.data.sources import find_listing
+from jumbo_vit.data.tables import read_table
+from jumbo_vit.errors import UserError
 
 __all__ = [
+    "HELD_OUT_NAMES",
     "ImageSet",
     "Sample",
     "Splits",
@@ -24,27 +27,23 @@ __all__ = [
     "stratified_split",
 ]
 
-HELD_OUT_NAMES = ("val", "valid", "validation", "test")
-"""Names of a held-out folder or split, in order of preference."""
-
-_TRAIN_NAMES = ("train", "training", "")
-
 
 def open_data(data: str, task: Task, seed: int, val_fraction: float) -> Splits:
-    """Training and held-out pictures of `data`: `digits`, a folder, or a CSV (`read_table`).
+    """Training and held-out pictures of `data`: `digits`, a folder, or what `find_listing` finds (tables, shards).
 
     A folder is `train/` beside one of `HELD_OUT_NAMES`, in any case, or a tree of class folders; a tree, a `train/`
-    alone and a CSV without a held-out split are split here, by seed and class. A class is known by its name; one that
+    alone and a list without a held-out split are split here, by seed and class. A class is known by its name; one that
     only the held-out part has is an error.
     """
-    _check_task(task)
+    check_task(task)
     if not 0 < val_fraction < 1:
         raise UserError(f"the held-out fraction must lie between 0 and 1, not {val_fraction}: change --val-fraction")
     if data == "digits":
         return _digits(task)
-    path = _existing_data(data)
-    if path.is_file():
-        return _open_table(path, task, seed, val_fraction)
+    listing = find_listing(data, task)
+    if listing is not None:
+        return _open_listing(listing, task, seed, val_fraction)
+    path = Path(data).expanduser().absolute()
     _refuse_multilabel_folder(data, task)
     train_folder = _train_folder(path)
     if train_folder is None:
@@ -62,18 +61,18 @@ def open_data(data: str, task: Task, seed: int, val_fraction: float) -> Splits:
 def open_held_out(data: str, task: Task, classes: Sequence[str]) -> ImageSet:
     """The pictures to evaluate a model with these `classes` on: the held-out part if `data` has one, else all of it.
 
-    Of the digits, their held-out fifth; of a CSV, the rows of a held-out split, if any, else all rows.
+    Of the digits, their held-out fifth; of a list, the rows of a held-out split, if any, else all rows.
     """
-    _check_task(task)
+    check_task(task)
     if data == "digits":
         return _digits_for(_digits(task).val, classes)
-    path = _existing_data(data)
-    if path.is_file():
-        rows = parse_table(path, task)
-        name = _held_out_split(rows)
-        if name is None:
-            return _whole(build_set(path, rows, classes), path.name)
-        return build_set(path, [row for row in rows if row.split == name], classes)
+    listing = find_listing(data, task)
+    path = Path(data).expanduser().absolute()
+    if listing is not None:
+        name = _held_out_split(listing)
+        found = build_set(listing, listing.rows if name is None else listing.of_split(name), classes)
+        found.notes += listing.notes
+        return _whole(found, path.name) if name is None else found
     _refuse_multilabel_folder(data, task)
     known = class_index(classes)
     train_folder = _train_folder(path)
@@ -97,23 +96,6 @@ def _whole(found: ImageSet, name: str) -> ImageSet:
         "scores too well."
     )
     return found
-
-
-def _check_task(task: str) -> None:
-    if task not in TASKS:
-        raise UserError(f"the task {task} is not known{nearest(task, TASKS)}: use {' or '.join(TASKS)}")
-
-
-def _existing_data(data: str) -> Path:
-    path = Path(data).expanduser().absolute()
-    if not path.exists():
-        hint = nearest(data, ["digits"])
-        raise UserError(
-            f"there is no {data}{hint}: give a folder of class folders, a CSV of path and labels, or digits"
-        )
-    if path.is_file() and path.suffix.lower() not in (".csv", ".tsv"):
-        raise UserError(f"{data} is a file, but no .csv or .tsv: give a folder of class folders (unpacked) or a CSV")
-    return path
 
 
 def _refuse_multilabel_folder(data: str, task: Task) -> None:
@@ -188,38 +170,51 @@ def _ignored_folders(path: Path, train_folder: Path) -> list[str]:
     return [f"Beside {train_folder.name}/ these folders are not used: {listed(others)}."] if others else []
 
 
-def _held_out_split(rows: Sequence[Row]) -> str | None:
-    present = {row.split for row in rows}
+def _held_out_split(listing: Listing) -> str | None:
+    present = listing.splits()
     return next((name for name in HELD_OUT_NAMES if name in present), None)
 
 
-def _open_table(path: Path, task: Task, seed: int, val_fraction: float) -> Splits:
-    rows = parse_table(path, task)
-    train_rows = [row for row in rows if row.split in _TRAIN_NAMES]
-    if not train_rows:
-        seen = listed(sorted({row.split for row in rows}))
-        raise UserError(f"{path} has no rows to train on: its splits are {seen}, and train is needed")
-    train = build_set(path, train_rows, table_classes(path, train_rows, task))
+def _open_listing(listing: Listing, task: Task, seed: int, val_fraction: float) -> Splits:
+    data, rows = listing.data, listing.of_split(*TRAIN_NAMES)
+    if not rows:
+        raise UserError(
+            f"{data} has no rows to train on: its splits are {listed(listing.splits())}, and train is needed"
+        )
+    good = [row for row in rows if not row.fault]
+    if not good:
+        raise UserError(f"none of the {len(rows)} samples in {data} can be used, first {rows[0].path}: {rows[0].fault}")
+    train = build_set(listing, rows, listing_classes(data, good, task))
     if not train.samples:
         raise UserError(
-            f"none of the {len(train_rows)} pictures in {path} exist, first {train.skipped[0].path}: "
+            f"none of the {len(rows)} pictures in {data} exist, first {train.skipped[0].path}: "
             "paths count from the table's folder"
         )
     counts = train.class_counts()
     lost = [name for name, count in zip(train.classes, counts, strict=True) if count == 0]
     if lost:
         raise UserError(
-            f"no picture of the class {listed(lost)} in {path} exists: correct the paths or remove the lines"
+            f"no picture of the class {listed(lost)} in {data} exists: correct the paths or remove the lines"
         )
-    name = _held_out_split(rows)
-    unused = sorted({row.split for row in rows} - {*_TRAIN_NAMES, name})
+    name = _held_out_split(listing)
+    short = Path(data).name
+    unused = sorted({*listing.splits()} - {*TRAIN_NAMES, name})
+    train.notes += listing.notes
     if unused:
-        train.notes.append(f"{path.name}: rows of these splits are not used: {listed(unused)}.")
+        train.notes.append(f"{short}: rows of these splits are not used: {listed(unused)}.")
+    absent = [label for label in listing.named if composed(label) not in train.classes]
+    if absent:
+        train.notes.append(f"{short}: without a training picture and so no classes: {listed(absent)}.")
     if name is None:
         return _split(train, seed, val_fraction)
-    val = build_set(path, [row for row in rows if row.split == name], train.classes)
+    val = build_set(listing, listing.of_split(name), train.classes)
     if not val.samples:
-        raise UserError(f"none of the pictures of the split {name} in {path} exist, first {val.skipped[0].path}")
+        first = val.skipped[0]
+        raise UserError(
+            f"none of the pictures of the split {name} in {data} exist, first {first.path}"
+            if listing.store is None
+            else f"none of the samples of the split {name} in {data} can be used, first {first.path}: {first.reason}"
+        )
     return Splits(train, val, f"the split {name}")
 
 
