@@ -7,6 +7,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -50,11 +51,13 @@ def test_a_full_disk_keeps_what_was_there(small_disk: Path) -> None:
 
 @needs_root
 def test_a_full_disk_keeps_both_checkpoints(small_disk: Path) -> None:
-    small = {"model": torch.zeros(1000)}
+    rest: dict[str, Any] = {"average": None, "optimizer": {}, "precision": {}, "fingerprint": "", "epochs": 9}
+    rest |= {"identity": {}, "update_size": 1, "unreadable": None}
+    small = {"model": {"weight": torch.zeros(1000)}, **rest}
     write_state(small_disk, small, Progress(epoch=1))
     write_state(small_disk, small, Progress(epoch=2))
     with pytest.raises(UserError, match=r"No space left|disk is full"):
-        write_state(small_disk, {"model": torch.zeros(1_000_000)}, Progress(epoch=3))
+        write_state(small_disk, {"model": {"weight": torch.zeros(1_000_000)}, **rest}, Progress(epoch=3))
     assert read_state(small_disk / "last.ckpt")[1].epoch == 2
     assert read_state(small_disk / "previous.ckpt")[1].epoch == 1
     assert names(small_disk) == ["last.ckpt", "previous.ckpt"]

@@ -3,6 +3,8 @@
 import difflib
 from collections.abc import Iterable
 
+_LONGEST = 1000  # characters of a message
+
 
 class UserError(ValueError):
     """A user's mistake: the message is one line that says what came, what is allowed, what to change.
@@ -11,7 +13,13 @@ class UserError(ValueError):
     """
 
     def __init__(self, message: str) -> None:
-        super().__init__(_without_traceback(message))
+        super().__init__(_one_line(_without_traceback(message)))
+
+
+def _one_line(message: str) -> str:
+    """The message without line ends, and of a bearable length whatever names a damaged file gave it."""
+    line = " ".join(part.strip() for part in message.splitlines() if part.strip())
+    return line if len(line) <= _LONGEST else f"{line[: _LONGEST - 300]} ... {line[-295:]}"
 
 
 def _without_traceback(message: str) -> str:

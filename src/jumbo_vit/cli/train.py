@@ -3,7 +3,7 @@
 from jumbo_vit.tasks.config import TrainConfig as Config
 
 GROUPS = {
-    "data": ("data", "task", "val_fraction", "check_images", "workers", "worker_start"),
+    "data": ("data", "task", "val_fraction", "split_seed", "check_images", "workers", "worker_start"),
     "model": ("model", "model_args", "img_size", "patch_size", "in_chans", "init_from", "drop_path"),
     "recipe": (
         "preset",
@@ -17,6 +17,7 @@ GROUPS = {
         "weight_decay",
         "layer_decay",
         "clip_grad",
+        "balance",
         "model_ema",
         "model_ema_decay",
         "grad_checkpointing",
@@ -24,6 +25,7 @@ GROUPS = {
         "seed",
     ),
     "augmentation": ("smoothing", "mixup", "cutmix", "aa", "color_jitter", "hflip", "scale", "reprob"),
+    "repeats": ("folds", "fold", "seeds"),
     "run": ("out", "resume", "recovery_interval", "logger"),
     "machine": ("device", "devices", "nodes", "strategy", "precision"),
 }

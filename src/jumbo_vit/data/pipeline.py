@@ -3,6 +3,7 @@
 The model folder stores the preparation; nothing else decides how a picture is resized, cropped or normalised.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -103,6 +104,14 @@ class Augmentation:
     reprob: float = 0.0
     train_interpolation: str = "bicubic"
 
+    def enough(self, preparation: Preparation) -> int:
+        """Pixels of a picture's shorter side from which no random crop has to be enlarged.
+
+        The smallest crop takes `scale[0]` of the area, and is at its thinnest `ratio[1]` times as long as wide.
+        """
+        largest = max(preparation.input_size[1:])
+        return math.ceil(largest / math.sqrt(self.scale[0] / max(self.ratio[1], 1 / self.ratio[0])))
+
     def transform(self, preparation: Preparation) -> Any:
         """timm's training transform: PIL picture -> (C, H, W) float tensor.
 
@@ -161,14 +170,15 @@ class TrainSet(Dataset[tuple[Tensor, Tensor, Tensor]]):
         self.images, self.task, self.seed = images, task, seed
         self.in_chans = preparation.in_chans
         self.transform = augment.transform(preparation)
+        self.enough: int | None = augment.enough(preparation)
 
     def __len__(self) -> int:
         return len(self.images)
 
     def __getitem__(self, draw: Draw) -> tuple[Tensor, Tensor, Tensor]:
         """Picture (C, H, W), target, and the weight 1 of a real sample or 0 of a filler."""
-        seed_everything(mix_seed(self.seed, "augment", draw.epoch, draw.sample))
-        picture: Image = self.images.read(draw.sample, self.in_chans)
+        seed_everything(mix_seed(self.seed, "augment", *draw.position))
+        picture: Image = self.images.read(draw.sample, self.in_chans, self.enough)
         labels = self.images.samples[draw.sample].labels
         target = target_tensor(labels, len(self.images.classes), self.task)
         return self.transform(picture), target, torch.tensor(float(draw.real))

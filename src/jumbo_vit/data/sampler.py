@@ -4,20 +4,30 @@ One update takes `batch_size * world * accumulate` samples of a shuffled epoch. 
 is left, and each of its samples still counts once: the loop scales by the true size.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
+from jumbo_vit.data.balance import balanced_order, occurrences
 from jumbo_vit.seeds import mix_seed
 
 
 class Draw(NamedTuple):
-    """One sample to load: `real` is False for a filler, which keeps a process without a share in step."""
+    """One sample to load: `real` is False for a filler, which keeps a process without a share in step.
+
+    `again` counts the draws of the same sample before this one in the epoch, in all processes.
+    """
 
     epoch: int
     sample: int
     real: bool = True
+    again: int = 0
+
+    @property
+    def position(self) -> tuple[int, ...]:
+        """What makes the draw's randomness its own: a sample that comes again is augmented in another way."""
+        return (self.epoch, self.sample, self.again) if self.again else (self.epoch, self.sample)
 
 
 class EpochBatches:
@@ -31,6 +41,8 @@ class EpochBatches:
         world: Number of processes.
         accumulate: Forward passes per update.
         shuffle: False keeps the set's own order (tests).
+        classes: The class of each sample, to draw every class equally often (`balanced_order`); None takes every sample
+            once.
     """
 
     def __init__(
@@ -42,9 +54,11 @@ class EpochBatches:
         world: int = 1,
         accumulate: int = 1,
         shuffle: bool = True,
+        classes: Sequence[int] | None = None,
     ) -> None:
         self.size, self.batch_size, self.seed = size, batch_size, seed
         self.rank, self.world, self.accumulate, self.shuffle = rank, world, accumulate, shuffle
+        self.classes = classes
         self.epoch = 0
         self.start = 0
 
@@ -67,20 +81,22 @@ class EpochBatches:
         return -(-self.update_size(update) // (self.batch_size * self.world))
 
     def order(self, epoch: int) -> np.ndarray:
-        """The epoch's permutation of all samples, equal in every process."""
+        """The epoch's samples (size,), equal in every process: a permutation, or draws balanced over the classes."""
         if not self.shuffle:
             return np.arange(self.size)
-        return np.random.default_rng(mix_seed(self.seed, "order", epoch)).permutation(self.size)
+        rng = np.random.default_rng(mix_seed(self.seed, "order", epoch))
+        return rng.permutation(self.size) if self.classes is None else balanced_order(self.classes, rng)
 
     def __iter__(self) -> Iterator[list[Draw]]:
         order = self.order(self.epoch)
+        again = occurrences(order)
         for update in range(self.start, self.updates):
             first = update * self.samples_per_update
-            members = order[first : first + self.update_size(update)]
+            members = np.arange(first, first + self.update_size(update))
             for pass_ in range(self.passes(update)):
                 chunk = members[pass_ * self.batch_size * self.world :][: self.batch_size * self.world]
                 share = np.array_split(chunk, self.world)[self.rank]
-                draws = [Draw(self.epoch, int(index)) for index in share]
+                draws = [Draw(self.epoch, int(order[place]), again=int(again[place])) for place in share]
                 yield draws or [Draw(self.epoch, int(order[0]), real=False)]
 
     def __len__(self) -> int:

@@ -18,10 +18,10 @@ from jumbo_vit.errors import UserError
 from jumbo_vit.files import write_text
 from jumbo_vit.folder import make_model
 from jumbo_vit.seeds import mix_seed
+from jumbo_vit.tasks.balance import best_metric
 from jumbo_vit.tasks.classify import Classification, Mixing
 from jumbo_vit.tasks.config import TrainConfig, parse_size
 from jumbo_vit.tasks.loop import Plan
-from jumbo_vit.tasks.score import new_score
 from jumbo_vit.version import __version__
 from jumbo_vit.vit import check_size
 
@@ -154,10 +154,10 @@ def make_optimizer(model: nn.Module, config: TrainConfig) -> Any:
         raise UserError(f"--opt {config.opt} is no optimizer of timm; try adamw, lamb, sgd or lion") from error
 
 
-def make_objective(config: TrainConfig, num_classes: int) -> Classification:
-    """Loss and mixing from complete options."""
+def make_objective(config: TrainConfig, num_classes: int, class_weights: torch.Tensor | None = None) -> Classification:
+    """Loss and mixing from complete options, and the weights of the classes where the loss has any."""
     mixing = Mixing(config.mixup or 0.0, config.cutmix or 0.0, smoothing=config.smoothing or 0.0)
-    return Classification(config.task, num_classes, mixing)
+    return Classification(config.task, num_classes, mixing, class_weights)
 
 
 def make_plan(config: TrainConfig, labels: list[str]) -> Plan:
@@ -169,7 +169,7 @@ def make_plan(config: TrainConfig, labels: list[str]) -> Plan:
         warmup_epochs=config.warmup_epochs or 0.0,
         clip_grad=config.clip_grad,
         seed=config.seed,
-        metric=new_score(config.task, labels).metric,
+        metric=best_metric(config, labels),
         patience=config.patience,
         recovery_interval=config.recovery_interval,
     )
@@ -204,8 +204,8 @@ def make_logger(kind: str, out: Path) -> Any:
 # The options that decide what a checkpoint holds, or what the rest of a run computes.
 _IDENTITY = (
     "task", "model", "model_args", "img_size", "patch_size", "in_chans", "opt", "lr", "min_lr",
-    "warmup_epochs", "weight_decay", "layer_decay", "clip_grad", "drop_path", "smoothing", "mixup", "cutmix", "aa",
-    "color_jitter", "hflip", "reprob", "model_ema", "model_ema_decay", "seed",
+    "warmup_epochs", "weight_decay", "layer_decay", "clip_grad", "drop_path", "balance", "smoothing", "mixup", "cutmix",
+    "aa", "color_jitter", "hflip", "reprob", "model_ema", "model_ema_decay", "seed",
 )  # fmt: skip
 
 

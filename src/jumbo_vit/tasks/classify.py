@@ -35,15 +35,17 @@ class Classification:
         task: "multiclass" or "multilabel".
         num_classes: C.
         mixing: Mixup, cutmix and smoothing.
+        class_weights: How much a class weighs, (C,); for "multilabel" (2, C), where a label is absent and where it is
+            present. None weighs all alike.
 
     Raises:
         UserError: Mixing or smoothing asked of a multi-label task.
     """
 
-    def __init__(self, task: str, num_classes: int, mixing: Mixing) -> None:
+    def __init__(self, task: str, num_classes: int, mixing: Mixing, class_weights: Tensor | None = None) -> None:
         if task == "multilabel" and (mixing.mixup or mixing.cutmix or mixing.smoothing):
             raise UserError("mixup, cutmix and smoothing are for --task multiclass; set them to 0 for multilabel")
-        self.task, self.num_classes, self.mixing = task, num_classes, mixing
+        self.task, self.num_classes, self.mixing, self.class_weights = task, num_classes, mixing, class_weights
         on = mixing.mixup > 0 or mixing.cutmix > 0
         self._mixup = (
             Mixup(mixing.mixup, mixing.cutmix, prob=mixing.mixup_prob, label_smoothing=0.0, num_classes=num_classes)
@@ -64,11 +66,26 @@ class Classification:
         return mixed[:size], soft[:size]
 
     def losses(self, logits: Tensor, targets: Tensor) -> Tensor:
-        """The loss of each sample (B,), in fp32 whatever the logits' type."""
+        """The loss of each sample (B,), in fp32 whatever the logits' type.
+
+        With class weights w, a sample of class c has w_c times its smoothed cross-entropy l(c), and a mixture with
+        shares t has the sum over c of t_c w_c l(c): smoothing spreads a target and never changes what it weighs. As l
+        is linear in the target, that is `total` times l of the shares t_c w_c / `total`.
+        """
         logits = logits.float()
+        weights = None if self.class_weights is None else self.class_weights.to(logits.device)
         if self.task == "multilabel":
-            return F.binary_cross_entropy_with_logits(logits, targets.float(), reduction="none").mean(-1)
-        return F.cross_entropy(logits, targets, reduction="none", label_smoothing=self.mixing.smoothing)
+            targets = targets.float()
+            each = F.binary_cross_entropy_with_logits(logits, targets, reduction="none")
+            return (each if weights is None else each * torch.where(targets > 0, weights[1], weights[0])).mean(-1)
+        smoothing = self.mixing.smoothing
+        if weights is None:
+            return F.cross_entropy(logits, targets, reduction="none", label_smoothing=smoothing)
+        if targets.ndim == 1:
+            return weights[targets] * F.cross_entropy(logits, targets, reduction="none", label_smoothing=smoothing)
+        shares = targets.float() * weights
+        total = shares.sum(-1)
+        return total * F.cross_entropy(logits, shares / total[:, None], reduction="none", label_smoothing=smoothing)
 
     def step(self, model: nn.Module, batch: tuple[Tensor, Tensor], seed: int) -> Tensor:
         """Losses (B,) of one forward pass in training; `seed` fixes mixing, dropout and drop path."""

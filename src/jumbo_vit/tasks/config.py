@@ -91,6 +91,8 @@ class TrainConfig:
         layer_decay: Factor of the learning rate from one block to the one below; 1 for none.
         clip_grad: Largest norm of the gradient; 0 for no limit.
         drop_path: Rate of stochastic depth, the same at every depth.
+        balance: For classes of unequal size: "weights" makes each class weigh the same in the loss, "sampler" draws
+            each equally often; the best model is then the one of the best balanced accuracy.
         smoothing: Label smoothing.
         mixup: Alpha of mixup; 0 for none.
         cutmix: Alpha of cutmix; 0 for none.
@@ -103,7 +105,12 @@ class TrainConfig:
         model_ema_decay: Highest decay of the average; it grows with the updates, so that short runs work.
         grad_checkpointing: Compute activations again in the backward pass, for less memory.
         patience: Stop after so many epochs without a better score; 0 never stops early.
-        val_fraction: Share of the pictures held out where no held-out folder is there.
+        val_fraction: Share of the pictures held out where no held-out folder is there; --folds replaces it.
+        split_seed: Fixes which pictures are held out, or in which fold they are; default the seed.
+        folds: Train so many times, each time holding out another part of the training pictures; 0 for no folds. The
+            runs are in fold-1, fold-2, ... of --out, their mean and its interval in summary.json.
+        fold: Only this one of the folds, counted from 1.
+        seeds: Train with so many seeds, from --seed upwards, in seed-0, seed-1, ... of --out.
         check_images: Decode every picture before the first step, and leave out those that cannot be read.
         seed: Fixes order, augmentation, mixing and weights.
         out: Folder of the run; default runs/NAME, with a number if it is taken.
@@ -138,6 +145,7 @@ class TrainConfig:
     weight_decay: float | None = None
     layer_decay: float | None = None
     clip_grad: float = 1.0
+    balance: Literal["none", "weights", "sampler"] = "none"
     drop_path: float | None = None
     smoothing: float | None = None
     mixup: float | None = None
@@ -152,6 +160,10 @@ class TrainConfig:
     grad_checkpointing: bool = False
     patience: int = 0
     val_fraction: float = 0.1
+    split_seed: int | None = None
+    folds: int = 0
+    fold: int | None = None
+    seeds: int = 1
     check_images: bool = True
     seed: int = 0
     out: str | None = None
@@ -166,6 +178,16 @@ class TrainConfig:
     logger: list[Literal["tensorboard", "wandb", "mlflow", "none"]] = field(default_factory=lambda: ["tensorboard"])
     recovery_interval: int = 0
     given: frozenset[str] = field(default=frozenset(), repr=False)
+
+    @property
+    def held_out_seed(self) -> int:
+        """The seed of what is held out."""
+        return self.seed if self.split_seed is None else self.split_seed
+
+    @property
+    def repeated(self) -> bool:
+        """Whether this is a plan of several runs."""
+        return self.seeds > 1 or (self.folds > 0 and self.fold is None)
 
 
 def with_defaults(config: TrainConfig) -> TrainConfig:
@@ -250,6 +272,10 @@ _RANGES: dict[str, tuple[float, float, str]] = {
     "workers": (0, _HUGE, "0 or more"),
     "recovery_interval": (0, _HUGE, "0 or more"),
     "seed": (0, 2**63 - 1, "0 or more"),
+    "split_seed": (0, 2**63 - 1, "0 or more"),
+    "folds": (0, _HUGE, "0 for none, or 2 and more"),
+    "fold": (1, _HUGE, "at least 1"),
+    "seeds": (1, _HUGE, "at least 1"),
 }
 
 
@@ -263,6 +289,15 @@ def _check_ranges(config: TrainConfig) -> None:
         raise UserError(
             f"--scale is {config.scale[0]} {config.scale[1]}, but must be two shares, 0 < small <= large <= 1"
         )
+    if config.balance == "sampler" and config.task == "multilabel":
+        raise UserError(
+            "--balance sampler draws by the one class of a picture, which --task multilabel has not; use --balance "
+            "weights"
+        )
+    if config.folds == 1:
+        raise UserError("--folds is 1, but must be 0 for none, or 2 and more")
+    if config.fold is not None and config.fold > config.folds:
+        raise UserError(f"--fold {config.fold} needs --folds of at least as many, not {config.folds}")
     assert config.warmup_epochs is not None and config.epochs is not None
     if config.warmup_epochs >= config.epochs:
         raise UserError(

@@ -3,6 +3,7 @@
 import logging
 import os
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -65,6 +66,20 @@ def make_fabric(device: str, devices: int, nodes: int, strategy: str, precision:
         )
         fabric.launch()
     return fabric, picked
+
+
+def on_main(fabric: Any, work: Callable[[], Any]) -> Any:
+    """The result of `work` on the main process, for all; its UserError too, so that none is left waiting."""
+    answer: tuple[str, Any] = ("", None)
+    if fabric.is_global_zero:
+        try:
+            answer = ("done", work())
+        except UserError as error:
+            answer = ("refused", str(error))
+    word, value = fabric.broadcast(answer)
+    if word == "refused":
+        raise UserError(value)
+    return value
 
 
 def _strategy(name: str, world: int) -> Any:

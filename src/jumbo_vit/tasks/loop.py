@@ -272,14 +272,15 @@ class Loop:
         progress.loss_sum, progress.loss_count = 0.0, 0
         # max keeps the first of equals: plain before averaged.
         kind = max(scores, key=lambda name: _or_lowest(scores[name][metric]))
-        self._judge(scores[kind][metric], kind)
+        self._judge(scores[kind], kind)
         self.reporter.end_epoch(row, progress, metric, scores)
 
-    def _judge(self, score: float, kind: str) -> None:
+    def _judge(self, numbers: dict[str, Any], kind: str) -> None:
         """Keep the model if it is strictly better than all before it: ties keep the earlier, NaN never wins."""
-        progress = self.progress
+        progress, score = self.progress, numbers[self.plan.metric]
         if not math.isnan(score) and (progress.best_score is None or score > progress.best_score):
             progress.best_score, progress.best_epoch, progress.best_weights = score, progress.epoch, kind
+            progress.best_numbers = numbers
             progress.stale = 0
             self.parts.keep(progress, kind)
         else:

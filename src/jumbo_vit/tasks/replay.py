@@ -17,7 +17,15 @@ from jumbo_vit.tasks.state import Progress
 FILE = "bad-batch.pt"
 
 
-def write_bad(path: Path, weights: dict[str, Tensor], progress: Progress, bad: Bad, precision: str, size: int) -> None:
+def write_bad(
+    path: Path,
+    weights: dict[str, Tensor],
+    progress: Progress,
+    bad: Bad,
+    precision: str,
+    size: int,
+    class_weights: Tensor | None,
+) -> None:
     """Write weights, batches, seeds and loss of a bad update: plain tensors and numbers.
 
     Args:
@@ -27,6 +35,7 @@ def write_bad(path: Path, weights: dict[str, Tensor], progress: Progress, bad: B
         bad: The update's passes, of all processes.
         precision: "fp32", "bf16" or "fp16".
         size: The number of samples in the update.
+        class_weights: Of the loss, or None.
     """
     content = {
         "jumbo_vit_bad_batch": 1,
@@ -35,6 +44,7 @@ def write_bad(path: Path, weights: dict[str, Tensor], progress: Progress, bad: B
         "seeds": bad.seeds,
         "loss": bad.loss,
         "size": size,
+        "class_weights": class_weights,
         "precision": precision,
         "epoch": progress.epoch,
         "update": progress.update,
@@ -69,7 +79,7 @@ def replay(run: Path) -> dict[str, Any]:
     model, _ = build_model(config, classes)
     model.load_state_dict(state)
     model.train()
-    objective = make_objective(config, classes)
+    objective = make_objective(config, classes, content["class_weights"])
     low = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(content["precision"])
     assert content["precision"] in PRECISIONS
     total = torch.zeros(())

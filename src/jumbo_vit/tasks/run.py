@@ -9,14 +9,17 @@ import torch
 from torch import Tensor, nn
 
 from jumbo_vit.data.find import Skipped
+from jumbo_vit.data.folds import take_fold
 from jumbo_vit.data.pipeline import EvalSet, TrainSet, eval_loader, train_loader
 from jumbo_vit.data.sampler import EpochBatches
 from jumbo_vit.data.sets import ImageSet, Splits, check_images, open_data
+from jumbo_vit.data.sources import run_name
 from jumbo_vit.errors import UserError
 from jumbo_vit.files import write_json
 from jumbo_vit.folder import save_folder
 from jumbo_vit.predictor import Contract
 from jumbo_vit.tasks.average import averaged, weights_of
+from jumbo_vit.tasks.balance import balance_notes, best_metric, drawn_classes, loss_weights
 from jumbo_vit.tasks.build import (
     augmentation,
     build_model,
@@ -31,14 +34,13 @@ from jumbo_vit.tasks.build import (
 )
 from jumbo_vit.tasks.config import TrainConfig
 from jumbo_vit.tasks.evaluate import passes_of_rank_zero, score_models
-from jumbo_vit.tasks.fabric import make_fabric
+from jumbo_vit.tasks.fabric import make_fabric, on_main
 from jumbo_vit.tasks.loop import Bad, Loop, Parts
 from jumbo_vit.tasks.progress import Reporter, draw_curves, write_metrics
 from jumbo_vit.tasks.replay import FILE, write_bad
-from jumbo_vit.tasks.score import new_score
 from jumbo_vit.tasks.sharding import load_optimizer, shard, whole
 from jumbo_vit.tasks.start import start_from
-from jumbo_vit.tasks.state import LAST, PREVIOUS, Progress, write_state
+from jumbo_vit.tasks.state import Progress, holds_run, restoring, write_state
 from jumbo_vit.tasks.summary import closing_lines, make_summary, opening_lines
 from jumbo_vit.version import __version__
 
@@ -50,7 +52,12 @@ class Run:
         config: Complete options (`with_defaults`).
         content: The state to go on from, or None.
         progress: Where that state stands, or None.
+
+    Attributes:
+        stop: The number of the signal that asked for a stop when nothing was left to do, or 0.
     """
+
+    stop = 0
 
     def __init__(
         self, config: TrainConfig, content: dict[str, Any] | None = None, progress: Progress | None = None
@@ -62,7 +69,9 @@ class Run:
     def train(self) -> dict[str, Any]:
         """Build, run, summarise."""
         config = self.config
-        self.splits = open_data(config.data, config.task, config.seed, config.val_fraction)
+        self.splits = open_data(config.data, config.task, config.held_out_seed, config.val_fraction)
+        if config.fold:
+            self.splits = take_fold(self.splits, config.folds, config.fold, config.held_out_seed)
         self.labels = self.splits.train.classes
         template, self.preparation = build_model(config, len(self.labels))
         width = int(getattr(template, "embed_dim", getattr(template, "num_features", 0)))
@@ -70,8 +79,12 @@ class Run:
             config.device, config.devices, config.nodes, config.strategy, config.precision, width
         )
         self.main = bool(self.fabric.is_global_zero)
-        self.out = Path(self._on_main(lambda: str(self._claim_out())))
+        known = None if self.content is None else config.out or "."
+        self.out = Path(known or self._on_main(lambda: str(claim_out(config))))
         self.splits = self._check(self.splits)
+        self._class_weights = loss_weights(config, self.splits.train)
+        self._classes = drawn_classes(config, self.splits.train)
+        self.splits.train.notes += balance_notes(config, self.splits.train)
         self._fingerprint = fingerprint(self.splits)
         self._verify_same_run()
         self._parameters = sum(parameter.numel() for parameter in template.parameters())
@@ -80,19 +93,8 @@ class Run:
             save_config(self.out, dataclasses.replace(config, out=str(self.out)))
             print("\n".join(opening_lines(config, self.splits, self._facts(), self.progress)), flush=True)
         loop.run()
+        self.stop = loop.stop
         return self._finish()
-
-    def _claim_out(self) -> Path:
-        config = self.config
-        if self.content is not None or config.out is not None:
-            out = Path(config.out or ".")
-            # A run that was stopped before its first checkpoint holds options at most, and is started again.
-            begun = any((out / name).exists() for name in (LAST, PREVIOUS, "summary.json"))
-            if self.content is None and begun:
-                raise UserError(f"--out {out} holds a run already; give another folder, or go on with --resume {out}")
-            return out
-        stem = Path(config.data).resolve().name.removesuffix(".csv") if config.data != "digits" else "digits"
-        return next(path for path in _numbered(Path("runs") / stem) if not path.exists())
 
     def _check(self, splits: Splits) -> Splits:
         """Leave out what cannot be read; the main process looks, all processes learn the result."""
@@ -114,17 +116,7 @@ class Run:
         return [[(s.path, s.reason) for s in new.skipped[len(old.skipped) :]] for new, old in pairs]
 
     def _on_main(self, work: Callable[[], Any]) -> Any:
-        """The result of `work` on the main process, for all; its UserError too, so that none is left waiting."""
-        answer: tuple[str, Any] = ("", None)
-        if self.main:
-            try:
-                answer = ("done", work())
-            except UserError as error:
-                answer = ("refused", str(error))
-        word, value = self.fabric.broadcast(answer)
-        if word == "refused":
-            raise UserError(value)
-        return value
+        return on_main(self.fabric, work)
 
     def _verify_same_run(self) -> None:
         if self.content is None:
@@ -151,17 +143,19 @@ class Run:
             model.set_grad_checkpointing(True)  # type: ignore[operator]
         average = averaged(model, config.model_ema_decay).to(fabric.device) if config.model_ema else None
         if self.content is not None:
-            model.load_state_dict(self.content["model"])
-            if average is not None:
-                average.load_state_dict(self.content["average"])
+            with restoring(self.out):
+                model.load_state_dict(self.content["model"])
+                if average is not None:
+                    average.load_state_dict(self.content["average"])
         wrapped = fabric.setup_module(model)
         if average is not None and self._sharded:
             shard(average.module, fabric.strategy.device_mesh)
         # Sharding replaces the parameters, so the optimizer is made of what there is after it.
         optimizer = make_optimizer(model, config)
         if self.content is not None:
-            load_optimizer(optimizer, self.content["optimizer"])
-            fabric.strategy.precision.load_state_dict(self.content["precision"])
+            with restoring(self.out):
+                load_optimizer(optimizer, self.content["optimizer"])
+                fabric.strategy.precision.load_state_dict(self.content["precision"])
         self.model, self.average, self.optimizer = model, average, optimizer
         wrapped_optimizer = fabric.setup_optimizers(optimizer)
         self.batches = batches = EpochBatches(
@@ -171,6 +165,7 @@ class Run:
             fabric.global_rank,
             fabric.world_size,
             config.grad_accum_steps,
+            classes=self._classes,
         )
         if self.content is not None and self.content["update_size"] != batches.samples_per_update:
             raise UserError(
@@ -181,7 +176,7 @@ class Run:
         dataset = TrainSet(self.splits.train, self.task, self.preparation, augmentation(config), config.seed)
         pin = fabric.device.type == "cuda"
         loader = train_loader(dataset, batches, self._workers, config.worker_start, pin)
-        objective = make_objective(config, len(self.labels))
+        objective = make_objective(config, len(self.labels), self._class_weights)
         parts = Parts(
             fabric,
             wrapped,
@@ -264,8 +259,10 @@ class Run:
         if self.splits.drawn:
             # With this, `evaluate --data` of the same tree scores the pictures that were held out, not the whole.
             lineage["split"] = {
-                "seed": self.config.seed,
+                "seed": self.config.held_out_seed,
                 "val_fraction": self.config.val_fraction,
+                "folds": self.config.folds,
+                "fold": self.config.fold,
                 "checksum": self.splits.val.checksum(),
             }
         contract = Contract(self.task, self.labels, self.preparation, lineage=lineage)
@@ -277,8 +274,9 @@ class Run:
         shares = self._all_objects(list(zip(passes, bad.seeds, strict=True)))
         every = [entry for share in shares for entry in share]
         whole_bad = Bad([batch for batch, _ in every], [seed for _, seed in every], bad.loss)
-        size = self.batches.update_size(progress.update)
-        self._on_main(lambda: write_bad(self.out / FILE, weights, progress, whole_bad, self.precision, size))
+        size, path = self.batches.update_size(progress.update), self.out / FILE
+        args = (weights, progress, whole_bad, self.precision, size, self._class_weights)
+        self._on_main(lambda: write_bad(path, *args))
 
     def _all_objects(self, value: Any) -> list[Any]:
         if self.fabric.world_size == 1:
@@ -289,7 +287,7 @@ class Run:
 
     @property
     def _metric(self) -> str:
-        return new_score(self.task, self.labels).metric
+        return best_metric(self.config, self.labels)
 
     def _facts(self) -> dict[str, Any]:
         return {
@@ -317,6 +315,22 @@ class Run:
                 f"at {self.out / 'metrics.csv'}"
             )
         return summary
+
+
+def claim_out(config: TrainConfig) -> Path:
+    """The folder of a new run, or of several.
+
+    Raises:
+        UserError: It holds a run.
+    """
+    if config.out is None:
+        stem = run_name(config.data) if config.data != "digits" else "digits"
+        return next(path for path in _numbered(Path("runs") / stem) if not path.exists())
+    if holds_run(Path(config.out)):
+        raise UserError(
+            f"--out {config.out} holds a run already; give another folder, or go on with --resume {config.out}"
+        )
+    return Path(config.out)
 
 
 def _numbered(path: Path) -> Iterator[Path]:

@@ -9,7 +9,7 @@ from timm.layers import resample_abs_pos_embed, resample_patch_embed
 from timm.models import adapt_input_conv, is_model
 from torch import Tensor, nn
 
-from jumbo_vit.checkpoints import LoadReport, read_weights
+from jumbo_vit.checkpoints import LoadReport, read_weights, same_kind
 from jumbo_vit.errors import UserError, nearest
 from jumbo_vit.folder import open_folder, resolve_folder
 
@@ -123,14 +123,17 @@ def _shape(state: dict[str, Tensor], name: str) -> tuple[int, ...] | None:
 
 def _check_width(state: dict[str, Tensor], own: dict[str, Tensor], source: str) -> None:
     for name in ("patch_embed.proj.weight", "blocks.0.norm1.weight"):
-        if name in state and name in own and state[name].shape[0] != own[name].shape[0]:
+        if name in state and name in own and state[name].shape[:1] != own[name].shape[:1]:
+            width = state[name].shape[0] if state[name].ndim else 0
             raise UserError(
-                f"--init-from {source} has width {state[name].shape[0]}, the model {own[name].shape[0]}: "
+                f"--init-from {source} has width {width}, the model {own[name].shape[0]}: "
                 "choose a --model of the same width"
             )
     theirs, mine = state.get("reg_token"), own.get("reg_token")
     both_jumbo = any(".norm3." in name for name in state) and any(".norm3." in name for name in own)
-    if both_jumbo and theirs is not None and mine is not None and theirs.shape != mine.shape:
+    if both_jumbo and theirs is not None and mine is not None and theirs.shape[:2] != mine.shape[:2]:
+        if theirs.ndim != mine.ndim:
+            raise UserError(f"--init-from {source} has a Jumbo token of shape {tuple(theirs.shape)}: it is damaged")
         raise UserError(
             f"--init-from {source} has J={theirs.shape[1]}, the model J={mine.shape[1]}: they must be equal"
         )
@@ -156,10 +159,14 @@ def _check_enough(
 
 def _fit(name: str, value: Tensor, mine: Tensor, first: tuple[str, ...]) -> Tensor | None:
     """`value` in the shape of `mine`: the first layer's channels are converted, its patch resampled. Else None."""
+    if not same_kind(value, mine):
+        return None
     if value.shape == mine.shape:
         return value
     patches = name == "patch_embed.proj.weight"
     if not (patches or name in {f"{layer}.weight" for layer in first}) or value.ndim != 4 or mine.ndim != 4:
+        return None
+    if value.numel() == 0:
         return None
     if value.shape[1] != mine.shape[1]:
         value = adapt_input_conv(mine.shape[1], value, base_chans=value.shape[1])
@@ -175,8 +182,9 @@ def _fit_positions(
 
     Without a known grid it must be square, with at most the prefix tokens of a class token and four registers.
     """
-    if wanted is None:
-        return value if value.shape == mine.shape else None
+    table = value.ndim == mine.ndim == 3 and value.shape[::2] == mine.shape[::2] and same_kind(value, mine)
+    if wanted is None or not table:
+        return value if value.shape == mine.shape and same_kind(value, mine) else None
     if grid is None:
         sides = {extra: round((value.shape[1] - extra) ** 0.5) for extra in (0, 1, 2, 5) if value.shape[1] > extra}
         grid = next(((side, side) for extra, side in sides.items() if side * side + extra == value.shape[1]), None)
@@ -188,10 +196,10 @@ def _fit_positions(
         return None
     if own_prefix == prefix and grid == wanted:
         return value
-    table: Tensor = resample_abs_pos_embed(
+    resampled: Tensor = resample_abs_pos_embed(
         value, new_size=list(wanted), old_size=list(grid), num_prefix_tokens=prefix, antialias=True
     )
-    return table if own_prefix else table[:, prefix:]
+    return resampled if own_prefix else resampled[:, prefix:]
 
 
 def _fold_layer_scale(state: dict[str, Tensor], own: dict[str, Tensor]) -> tuple[dict[str, Tensor], set[str]]:
@@ -202,7 +210,7 @@ def _fold_layer_scale(state: dict[str, Tensor], own: dict[str, Tensor]) -> tuple
             stem = name.removesuffix(scale)
             gamma = result.pop(name)
             for part in (f"{stem}{target}.weight", f"{stem}{target}.bias"):
-                if part in result:
+                if part in result and gamma.ndim == 1 and result[part].shape[:1] == gamma.shape:
                     scaled = result[part].float() * (gamma[:, None] if result[part].ndim == 2 else gamma).float()
                     result[part] = scaled.to(result[part].dtype)
                     folded.add(part)

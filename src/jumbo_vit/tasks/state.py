@@ -5,17 +5,50 @@ replaces becomes `previous.ckpt`.
 """
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from jumbo_vit.checkpoints import load_safely
 from jumbo_vit.errors import UserError
 from jumbo_vit.files import write_atomically
 
 FORMAT = 1
 LAST, PREVIOUS = "last.ckpt", "previous.ckpt"
+RUNS = ("fold-*", "seed-*", "seed-*/fold-*")
+"""Where a folder of several runs has them."""
+
+
+# What every run's checkpoint holds beside its progress.
+_ENTRIES: dict[str, type | tuple[type, ...]] = {
+    "jumbo_vit_run": int,
+    "model": dict,
+    "average": (dict, type(None)),
+    "optimizer": dict,
+    "precision": dict,
+    "fingerprint": str,
+    "epochs": int,
+    "identity": dict,
+    "update_size": int,
+}
+
+
+@contextmanager
+def restoring(out: Path) -> Iterator[None]:
+    """Within, a state that was read is handed to the parts of its run.
+
+    Raises:
+        UserError: It does not fit them, as no state does that was written by the run.
+    """
+    try:
+        yield
+    except (RuntimeError, LookupError, TypeError, ValueError, AttributeError, AssertionError) as error:
+        first = (str(error).strip().splitlines() or [""])[-1].strip()
+        raise UserError(f"the checkpoint in {out} is damaged, it does not fit the run ({first[:200]})") from error
 
 
 @dataclass
@@ -38,6 +71,7 @@ class Progress:
         best_score: The best score so far, or None.
         best_epoch: The epoch (counted from 1) that gave it.
         best_weights: "plain" or "averaged".
+        best_numbers: All scores of that epoch with those weights.
         history: A row of numbers for each epoch.
     """
 
@@ -56,7 +90,17 @@ class Progress:
     best_score: float | None = None
     best_epoch: int = 0
     best_weights: str = "plain"
+    best_numbers: dict[str, Any] = field(default_factory=dict)
     history: list[dict[str, Any]] = field(default_factory=list)
+
+
+def holds_run(out: Path) -> bool:
+    """Whether a folder holds a run that made a checkpoint or a summary, or several (`--folds`, `--seeds`).
+
+    A run that was stopped before its first checkpoint holds options at most, and is started again.
+    """
+    folders = [out, *(folder for pattern in RUNS for folder in out.glob(pattern))]
+    return any((folder / name).exists() for folder in folders for name in (LAST, PREVIOUS, "summary.json"))
 
 
 def write_state(out: Path, content: dict[str, Any], progress: Progress) -> None:
@@ -80,17 +124,40 @@ def read_state(path: Path) -> tuple[dict[str, Any], Progress]:
         UserError: It is cut, or not a run's checkpoint; one line.
     """
     try:
-        whole = torch.load(path, map_location="cpu", weights_only=True)
+        whole = load_safely(path)
     except Exception as error:  # whatever a damaged file makes the reader raise, the user's case is the same
         raise UserError(f"{path} is cut off or no checkpoint of a run") from error
     if not isinstance(whole, dict) or "jumbo_vit_run" not in whole:
         raise UserError(f"{path} is no checkpoint of a run (a model's weights start a new one by --init-from)")
-    if whole["jumbo_vit_run"] > FORMAT:
-        raise UserError(f"{path} is of format {whole['jumbo_vit_run']}; this version reads up to {FORMAT}: upgrade")
+    version = whole["jumbo_vit_run"]
+    if isinstance(version, int) and version > FORMAT:
+        raise UserError(f"{path} is of format {version}; this version reads up to {FORMAT}: upgrade")
+    progress = whole.get("progress")
+    wrong = [key for key, kinds in _ENTRIES.items() if not isinstance(whole.get(key), kinds)]
+    wrong += [] if _is_skipped(whole.get("unreadable")) else ["unreadable"]
     try:
-        return whole, Progress(**whole["progress"])
-    except (KeyError, TypeError) as error:
-        raise UserError(f"{path} is damaged, or was written by another version of jumbo-vit") from error
+        found = Progress(**(progress if isinstance(progress, dict) else {"": ""}))
+        # A default tells a field's type; the one without is a score.
+        wrong += [key for key, value in asdict(Progress()).items() if not isinstance(getattr(found, key), _like(value))]
+    except TypeError:
+        wrong.append("progress")
+    if wrong:
+        raise UserError(f"{path} is damaged, or was written by another version of jumbo-vit ({', '.join(wrong)})")
+    return whole, found
+
+
+def _is_skipped(parts: Any) -> bool:
+    """Whether this is None or, for training and held-out part, a list of (path, reason)."""
+    if parts is None:
+        return True
+    if not isinstance(parts, list) or len(parts) != 2 or not all(isinstance(part, list) for part in parts):
+        return False
+    pairs = [pair for part in parts for pair in part]
+    return all(isinstance(pair, list | tuple) and [type(text) for text in pair] == [str, str] for pair in pairs)
+
+
+def _like(value: Any) -> tuple[type, ...]:
+    return (float, int, type(None)) if value is None or isinstance(value, float) else (type(value),)
 
 
 def find_state(resume: str) -> tuple[Path, dict[str, Any], Progress]:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from jumbo_vit.data.sets import Splits
+from jumbo_vit.tasks.balance import balance_facts
 from jumbo_vit.tasks.build import versions
 from jumbo_vit.tasks.config import TrainConfig
 from jumbo_vit.tasks.state import Progress
@@ -52,11 +53,21 @@ def closing_lines(summary: dict[str, Any]) -> list[str]:
     lines = [
         "",
         best,
+        *_lowest(summary),
         "try next:",
         f"  jumbo-vit evaluate {model} --data {shlex.quote(data)}",
         f"  jumbo-vit predict {model} {shlex.quote(data) if Path(data).is_dir() else 'PICTURE.png'}",
     ]
     return [*lines, "  jumbo-vit train --data FOLDER        (your own pictures)"] if data == "digits" else lines
+
+
+def _lowest(summary: dict[str, Any]) -> list[str]:
+    """A line on the class that does worst, where one stands out: the mean hides it."""
+    each = {k: v for k, v in summary["best_numbers"].get("per_class_accuracy", {}).items() if v is not None}
+    if len(each) < 2 or min(each.values()) == max(each.values()):
+        return []
+    name, balanced = min(each, key=lambda k: each[k]), summary["best_numbers"]["balanced_accuracy"]
+    return [f"balanced accuracy {balanced:.4f}; the class found least often is {name}, accuracy {each[name]:.4f}"]
 
 
 def make_summary(
@@ -74,10 +85,13 @@ def make_summary(
         "images": {"train": len(train), "val": len(val), "held_out": splits.held_out},
         "skipped": [dataclasses.asdict(entry) for entry in [*train.skipped, *val.skipped]],
         "notes": [*train.notes, *val.notes],
+        "class_counts": dict(zip(train.classes, train.class_counts(), strict=True)),
+        "balance": balance_facts(config, train),
         "metric": metric,
         "score": progress.best_score,
         "best_epoch": progress.best_epoch,
         "best_weights": progress.best_weights,
+        "best_numbers": progress.best_numbers,
         "epochs": progress.epoch,
         "updates": progress.updates,
         "bad_updates": progress.bad,

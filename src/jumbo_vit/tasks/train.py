@@ -8,45 +8,70 @@ from typing import Any
 from jumbo_vit.errors import UserError
 from jumbo_vit.tasks.build import load_config
 from jumbo_vit.tasks.config import TrainConfig, with_defaults
+from jumbo_vit.tasks.repeat import repeat
 from jumbo_vit.tasks.run import Run
-from jumbo_vit.tasks.state import find_state
+from jumbo_vit.tasks.state import find_state, holds_run
 
 
 def train(config: TrainConfig) -> dict[str, Any]:
-    """Run a training, new or resumed, and give its summary (the content of `summary.json`).
+    """Run a training, or several, new or resumed, and give the summary (the content of `summary.json`).
 
     Raises:
         UserError: Anything that the user can mend: data, options, disk, a rate that is too high.
     """
     if config.resume:
-        return _resume(config)
+        return _resume(config, config.resume)
     config = with_defaults(config)
     if config.data != "digits":
         # config.yaml must mean the same pictures wherever the run is gone on with.
         config = dataclasses.replace(config, data=str(Path(config.data).expanduser().absolute()))
-    return Run(config).train()
+    return repeat(config, _begin_or_go_on) if config.repeated else Run(config).train()
 
 
-def _resume(config: TrainConfig) -> dict[str, Any]:
-    assert config.resume is not None
+def _resume(config: TrainConfig, where: str) -> dict[str, Any]:
     extra = sorted(config.given - {"resume", "epochs"})
     if extra:
         flags = ", ".join(f"--{name.replace('_', '-')}" for name in extra)
         raise UserError(f"--resume takes everything from the run; only --epochs may be changed, not {flags}")
-    out, content, progress = find_state(config.resume)
-    saved = load_config(out)
+    out = Path(where)
+    if (out / "config.yaml").is_file():
+        saved = load_config(out)
+        if saved.repeated:
+            saved = dataclasses.replace(saved, out=str(out), epochs=_raised(saved, config.epochs))
+            return repeat(saved, _begin_or_go_on, resumed=True)
+    return _go_on(where, config.epochs)[0]
+
+
+def _begin_or_go_on(config: TrainConfig) -> tuple[dict[str, Any], int]:
+    """One of several runs, from the start or from where it stands; and the signal that came at its very end, or 0."""
+    out = Path(config.out or ".")
+    if holds_run(out):
+        return _go_on(str(out), config.epochs)
+    run = Run(config)
+    return run.train(), run.stop
+
+
+def _raised(saved: TrainConfig, epochs: int | None) -> int:
     assert saved.epochs is not None
-    if config.epochs is not None and config.epochs < saved.epochs:
-        raise UserError(f"--epochs {config.epochs} is less than the run's {saved.epochs}; it can only be raised")
+    if epochs is not None and epochs < saved.epochs:
+        raise UserError(f"--epochs {epochs} is less than the run's {saved.epochs}; it can only be raised")
+    return epochs or saved.epochs
+
+
+def _go_on(where: str, epochs: int | None) -> tuple[dict[str, Any], int]:
+    out, content, progress = find_state(where)
+    saved = load_config(out)
     # The folder may have been moved, and a lengthened run may have been killed before its first state.
-    saved = dataclasses.replace(saved, out=str(out), epochs=config.epochs or saved.epochs)
+    saved = dataclasses.replace(saved, out=str(out), epochs=_raised(saved, epochs))
+    assert saved.epochs is not None
     raised = saved.epochs > content["epochs"]
     if progress.finished and not raised and (out / "summary.json").is_file():
         how = "stopped early" if progress.stopped_early else f"all {saved.epochs} epochs"
         print(f"{out}: the run is finished ({how}); to go on, raise --epochs")
         summary: dict[str, Any] = json.loads((out / "summary.json").read_text(encoding="utf-8"))
-        return summary
+        return summary, 0
     if raised:
         progress.finished = progress.stopped_early = False
         progress.stale = 0
-    return Run(saved, content, progress).train()
+    run = Run(saved, content, progress)
+    return run.train(), run.stop
