@@ -1,6 +1,7 @@
 """`jumbo-vit evaluate`."""
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 POSITIONALS = ("model",)
@@ -14,6 +15,7 @@ class Config:
         model: A model folder such as runs/digits/model, a run's folder, or an official .pth file.
         data: "digits", a folder (its held-out part if it has one, else the folder itself), or a CSV.
         json: Write the numbers to this file.
+        report: Write a page with numbers, confusions, the worst mistakes and reliability to index.html in this folder.
         device: Where to compute.
         workers: Processes that load pictures; 0 loads them in this one.
     """
@@ -21,6 +23,7 @@ class Config:
     model: str = ""
     data: str = ""
     json: str | None = None
+    report: str | None = None
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
     workers: int = 0
 
@@ -32,7 +35,9 @@ def run(config: Config) -> None:
 
     if not config.data:
         raise UserError("--data is missing: give a folder of class folders, a CSV, or digits")
-    numbers = evaluate(config.model, config.data, config.device, config.workers)
+    if config.json and config.report and Path(config.json).resolve() == (Path(config.report) / "index.html").resolve():
+        raise UserError(f"--json {config.json} is the report's own page: give the numbers another name")
+    numbers = evaluate(config.model, config.data, config.device, config.workers, config.report)
     if config.json:
         from jumbo_vit.files import write_json
 
@@ -48,3 +53,5 @@ def run(config: Config) -> None:
         print(f"skipped {skipped['path']}: {skipped['reason']}")
     for note in numbers["notes"]:
         print(f"note: {note}")
+    if config.report:
+        print(f"report: {numbers['report']}")

@@ -1,7 +1,7 @@
 """Measuring models on a set: one code for training's own score, for `evaluate`, and for every later command."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -22,6 +22,7 @@ def score_models(
     gather: Gather = as_is,
     batches: int | None = None,
     thresholds: list[float] | None = None,
+    watch: Callable[[Tensor, Tensor, Tensor], None] | None = None,
 ) -> dict[str, dict[str, Any]]:
     """Score several models in one pass over a loader of (images, targets, index); always in fp32.
 
@@ -35,6 +36,7 @@ def score_models(
         gather: Concatenates a tensor of each process.
         batches: Forward passes to make, where sharded models need every process to make equally many.
         thresholds: Per class, the probability from which a label is given; multilabel only.
+        watch: Gets the last model's logits, the targets and the samples' indices, batch by batch.
 
     Returns:
         The numbers of each model, by its name.
@@ -47,9 +49,12 @@ def score_models(
         for model in models.values():
             model.eval()
         with torch.no_grad(), _no_autocast(device):
-            for images, targets, _ in loader:
+            for images, targets, index in loader:
                 for name, model in models.items():
-                    scores[name].update(model(images.to(device)), targets)
+                    logits = model(images.to(device))
+                    scores[name].update(logits, targets)
+                if watch is not None:
+                    watch(logits, targets, index)
                 done += 1
             while batches is not None and done < batches:
                 _idle_pass(models, images, loader, device)
