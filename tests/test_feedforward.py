@@ -9,6 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from timm.layers import Mlp
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from jumbo_vit.feedforward import FeedForward
 
@@ -120,6 +122,79 @@ def test_an_exchanged_fc1_that_hands_back_its_input_leaves_it_alone():
     with torch.no_grad():
         assert torch.equal(ours(x), nn.functional.gelu(before))
     assert torch.equal(x, before)
+
+
+@pytest.mark.parametrize("layer", ["fc1", "act"])
+def test_a_forward_put_on_a_layer_is_called_and_keeps_its_tensors(layer):
+    # As offloading and quantising tools do, without a hook and without another class.
+    ours, theirs = twins()
+    kept: list[Tensor] = []
+    for module in (ours, theirs):
+        target = module.get_submodule(layer)
+        target.forward = lambda x, old=target.forward: kept.append(old(x).relu()) or kept[-1]
+    x = torch.randn(5, 8)
+    with torch.no_grad():
+        assert torch.equal(ours(x), theirs(x))
+    assert len(kept) == 2 and torch.equal(*kept)
+
+
+class FunctionMode(TorchFunctionMode):
+    """Keeps what every function gave."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kept: list[Tensor] = []
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        self.kept.append(func(*args, **(kwargs or {})))
+        return self.kept[-1]
+
+
+class DispatchMode(TorchDispatchMode):
+    """Keeps what every operator gave."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kept: list[Tensor] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.kept.append(func(*args, **(kwargs or {})))
+        return self.kept[-1]
+
+
+@pytest.mark.parametrize("mode", [FunctionMode, DispatchMode])
+def test_a_mode_keeps_every_result(mode):
+    ours, theirs = twins()
+    x = torch.randn(5, 8)
+    with torch.no_grad():
+        with mode() as first:
+            ours(x)
+        with mode() as second:
+            theirs(x)
+    for mine, other in zip(first.kept, second.kept, strict=True):
+        assert not isinstance(mine, Tensor) or torch.equal(mine, other)
+
+
+@pytest.mark.parametrize("layout", [torch.jagged, torch.strided])
+@pytest.mark.filterwarnings("ignore:.*nested tensors is in prototype stage")
+def test_nested_tensors(layout):
+    ours, theirs = twins()
+    nested = torch.nested.nested_tensor([torch.randn(2, 8), torch.randn(3, 8)], layout=layout)
+    with torch.no_grad():
+        for mine, other in zip(ours(nested).unbind(), theirs(nested).unbind(), strict=True):
+            assert torch.equal(mine, other)
+
+
+def test_functional_transforms_without_gradients(capfd):
+    ours, theirs = twins()
+    x, direction = torch.randn(5, 8), torch.randn(5, 8)
+    with torch.no_grad():
+        assert torch.allclose(torch.func.vmap(ours)(x), theirs(x), atol=1e-6)
+        for mine, other in zip(*(torch.func.jvp(m, (x,), (direction,)) for m in (ours, theirs)), strict=True):
+            assert torch.equal(mine, other)
+        for transform in (torch.func.jacfwd, torch.func.jacrev):
+            assert torch.allclose(transform(ours)(x[0]), transform(theirs)(x[0]), atol=1e-6)
+    assert "batching rule" not in capfd.readouterr().err  # vmap would loop over a GELU in place
 
 
 def test_traced_without_gradients_it_still_trains():

@@ -15,26 +15,37 @@ class FeedForward(Mlp):
     """timm's `Mlp`, (..., D) -> (..., D), same parameters, same names, same values to the bit.
 
     Where gradients are off, an exact or tanh GELU overwrites the hidden layer. It does not where anything could see the
-    difference: under hooks, in a trace, an export, a compilation or a script, or around layers that were exchanged.
+    difference: under hooks and modes, in a trace, an export, a compilation or a script, around layers or `forward`s
+    that were exchanged, and on tensors of another class (nested, fake, distributed).
     """
 
     @torch.jit.unused
-    def _may_overwrite(self, x: Tensor) -> bool:
-        """Whether the hidden layer is a fresh tensor that nobody but the activation will read."""
-        if torch.is_grad_enabled() or not isinstance(x, Tensor):  # an fx trace passes proxies
+    def _may_overwrite(self, hidden: Tensor) -> bool:
+        """Whether `hidden`, just made by fc1, is a fresh tensor that nobody but the activation will read."""
+        # An fx trace passes proxies; a nested tensor has no GELU in place.
+        if torch.is_grad_enabled() or type(hidden) is not Tensor:
             return False
         if torch.compiler.is_compiling() or torch.jit.is_tracing() or _has_any_global_hook():
             return False
-        if any(layer._forward_hooks or layer._forward_pre_hooks for layer in (self.fc1, self.act)):
+        # A mode sees every operation, and may keep what it gave; vmap has no rule for GELU in place, and would loop.
+        if torch._C._len_torch_function_stack() or torch._C._len_torch_dispatch_stack():
             return False
-        # A subclass may do anything; an exchanged fc1 may hand back its own input.
-        return type(self.fc1) is nn.Linear and type(self.act) is nn.GELU
+        if torch._C._functorch.is_functorch_wrapped_tensor(hidden):
+            return False
+        # A subclass or a forward of its own may do anything; an exchanged fc1 may hand back its own input.
+        if type(self.fc1) is not nn.Linear or type(self.act) is not nn.GELU:
+            return False
+        return not any(
+            layer._forward_hooks or layer._forward_pre_hooks or "forward" in vars(layer)
+            for layer in (self.fc1, self.act)
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., D) -> (..., D)."""
-        if not torch.jit.is_scripting() and self._may_overwrite(x):
-            hidden = torch.ops.aten.gelu_(self.fc1(x), approximate=self.act.approximate)
+        hidden = self.fc1(x)
+        if not torch.jit.is_scripting() and self._may_overwrite(hidden):
+            hidden = torch.ops.aten.gelu_(hidden, approximate=self.act.approximate)
         else:
-            hidden = self.act(self.fc1(x))
+            hidden = self.act(hidden)
         out: Tensor = self.drop2(self.fc2(self.norm(self.drop1(hidden))))
         return out
