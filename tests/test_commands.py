@@ -21,10 +21,11 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import jumbo_vit
 from jumbo_vit.cli.models import table
+from jumbo_vit.data.pipeline import Preparation
 from jumbo_vit.errors import UserError
-from jumbo_vit.folder import load, make_model
+from jumbo_vit.folder import load, make_model, save_folder
 from jumbo_vit.neighbours import nearest
-from jumbo_vit.predictor import Prediction, rows_as_csv
+from jumbo_vit.predictor import Contract, Prediction, rows_as_csv
 from jumbo_vit.tasks.measure_folder import evaluate
 from jumbo_vit_command import main
 from tests.pictures import TEST_MODEL, colour_tree, square
@@ -402,3 +403,17 @@ def test_a_picture_from_memory_and_from_disk_are_equal(run: dict[str, Any], tmp_
     forms = [tmp_path / "a.png", str(tmp_path / "a.png"), picture, np.asarray(picture), Image.open(tmp_path / "a.png")]
     answers = {predictor.predict(form)[0].probability for form in forms}
     assert len(answers) == 1
+
+
+def test_a_folder_without_classes_embeds_and_does_not_predict(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = make_model(TEST_MODEL, num_classes=0)
+    save_folder(tmp_path / "model", model, Contract("multiclass", [], Preparation((3, 32, 32))))
+    Image.new("RGB", (32, 32)).save(tmp_path / "picture.png")
+    picture = str(tmp_path / "picture.png")
+    assert main(["predict", str(tmp_path / "model"), picture]) == 2
+    assert "no classes to predict" in capsys.readouterr().err
+    with pytest.raises(UserError, match="use embed"):
+        jumbo_vit.load(tmp_path / "model").predict(picture)
+    assert main(["embed", str(tmp_path / "model"), picture, "--out", str(tmp_path / "f.npz")]) == 0

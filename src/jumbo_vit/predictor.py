@@ -107,6 +107,8 @@ class Predictor:
         """`predict` for entries from `expand_inputs`, row by row."""
         if topk < 1:
             raise UserError(f"topk is {topk}, but must be at least 1")
+        if not self.labels:
+            raise UserError("this model has no classes to predict, only features: use embed")
         for names, batch, errors in self._batches(entries):
             rows = iter(self._rows(batch, topk) if batch is not None else ())
             for name, error in zip(names, errors, strict=True):
