@@ -7,6 +7,7 @@ import json
 import pickletools
 import re
 import warnings
+import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -67,7 +68,20 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
         raise UserError(
             f"{path} holds no weights: its entries are {', '.join(sorted(map(str, content))[:5]) or 'none'}"
         )
+    odd = [name for name, value in tensors.items() if not _is_plain(value)]
+    if odd:
+        raise UserError(
+            f"{path} holds tensors that are no weights (sparse, quantised, without data, or larger than what is "
+            f"stored of them): {', '.join(_grouped(odd, 4))}"
+        )
     return plain_names(tensors)
+
+
+def _is_plain(value: Tensor) -> bool:
+    """Whether every element of a tensor is in the file; a view may say that a number repeats a million times."""
+    if value.layout != torch.strided or value.device.type != "cpu" or value.is_quantized:
+        return False
+    return value.numel() * value.element_size() <= value.untyped_storage().nbytes()
 
 
 def _read_safetensors(path: Path) -> dict[str, Tensor]:
@@ -84,7 +98,7 @@ def _read_pickle(path: Path) -> Any:
                 raise UserError("it is neither a zip archive nor a pickle")
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Detected pickle protocol")
-            return torch.load(path, map_location="cpu", weights_only=True)
+            return load_safely(path)
     except Exception as error:  # a damaged pickle makes the weights-only reader raise almost anything
         if _ASKS_FOR_CODE.search(str(error)) or _is_pickle_that_calls(path):
             raise UserError(
@@ -92,6 +106,24 @@ def _read_pickle(path: Path) -> Any:
                 "yourself: load it with torch.load(..., weights_only=False) and save the plain state dict"
             ) from error
         raise UserError(f"{path} is not a readable checkpoint, or is cut off: {_first_line(error)}") from error
+
+
+def load_safely(path: Path) -> Any:
+    """`torch.load` to the CPU, without running code, and without unpacking more than the file's own size.
+
+    Raises:
+        Exception: Almost any kind, where the file is damaged; UserError for an archive that is compressed.
+    """
+    with path.open("rb") as file:
+        archive = file.read(4) == b"PK\x03\x04"
+    if archive:
+        with zipfile.ZipFile(path) as entries:
+            unpacked = sum(entry.file_size for entry in entries.infolist())
+        if unpacked > path.stat().st_size:  # a small archive can unpack to all the memory there is
+            raise UserError(
+                f"its entries unpack to {unpacked} bytes from {path.stat().st_size}, but torch.save does not compress"
+            )
+    return torch.load(path, map_location="cpu", weights_only=True)
 
 
 def _is_pickle_that_calls(path: Path) -> bool:
@@ -103,7 +135,7 @@ def _is_pickle_that_calls(path: Path) -> bool:
                 return False
             file.seek(0)
             return any(opcode.name in ("GLOBAL", "STACK_GLOBAL", "INST") for opcode, _, _ in pickletools.genops(file))
-    except (OSError, ValueError):
+    except (OSError, ValueError, MemoryError, OverflowError):
         return False
 
 
@@ -157,27 +189,44 @@ def _grouped(names: list[str], most: int = 8) -> list[str]:
 
 
 def load_exactly(model: nn.Module, state: Mapping[str, Tensor], source: object) -> None:
-    """Load `state` into `model`, which must match in every name and shape.
+    """Load `state` into `model`, which must match in every name, shape and kind of number.
 
     Raises:
-        UserError: Something is missing, left over or of another shape; the first few are named.
+        UserError: Something is missing, left over or of another shape or kind; the first few are named.
+    """
+    check_fits(model, state, source)
+    model.load_state_dict(dict(state))
+
+
+def same_kind(one: Tensor, other: Tensor) -> bool:
+    """Whether both hold real, both complex or both whole numbers; copying turns one into the other without a word."""
+    return one.is_floating_point() == other.is_floating_point() and one.is_complex() == other.is_complex()
+
+
+def check_fits(model: nn.Module, state: Mapping[str, Tensor], source: object) -> None:
+    """Check that `load_exactly` would load; `model` may be on the meta device.
+
+    Raises:
+        UserError: Something is missing, left over or of another shape or kind; the first few are named.
     """
     own = model.state_dict()
     missing = sorted(own.keys() - state.keys())
     unknown = sorted(state.keys() - own.keys())
-    other = sorted(k for k in own.keys() & state.keys() if own[k].shape != state[k].shape)
-    if missing or unknown or other:
+    both = sorted(own.keys() & state.keys())
+    other = [k for k in both if own[k].shape != state[k].shape]
+    kind = [k for k in both if not same_kind(own[k], state[k])]
+    if missing or unknown or other or kind:
         faults = [
             f"{word} {', '.join(_grouped(names, 4))}"
             for word, names in (
                 ("missing:", missing),
                 ("unknown:", unknown),
                 ("other shape:", [f"{k} {tuple(state[k].shape)} instead of {tuple(own[k].shape)}" for k in other]),
+                ("other type:", [f"{k} {state[k].dtype} instead of {own[k].dtype}" for k in kind]),
             )
             if names
         ]
         raise UserError(f"{source} does not fit the model ({'; '.join(faults)})")
-    model.load_state_dict(dict(state))
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -190,7 +239,7 @@ def read_json(path: Path) -> dict[str, Any]:
         content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise UserError(f"no such file: {path}") from error
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError, OSError) as error:  # not UTF-8, not JSON, nested too deep, a number too long
         raise UserError(f"{path} is not readable JSON: {_first_line(error)}") from error
     if not isinstance(content, dict):
         raise UserError(f"{path} holds a {type(content).__name__}, where a JSON object is expected")

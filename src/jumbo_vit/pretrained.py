@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
+from jumbo_vit.checkpoints import same_kind
 from jumbo_vit.errors import UserError
 
 _logger = logging.getLogger("jumbo_vit")
@@ -97,7 +98,12 @@ def _check_all_there(
         for name, mine in own.items()
         if name in adapted and not fits(name, adapted[name], mine)
     ]
-    rows = (("missing:", missing), ("unknown:", unknown), ("other shape:", shapes))
+    kinds = [
+        f"{name} {adapted[name].dtype} instead of {mine.dtype}"
+        for name, mine in own.items()
+        if name in adapted and not same_kind(adapted[name], mine)
+    ]
+    rows = (("missing:", missing), ("unknown:", unknown), ("other shape:", shapes), ("other type:", kinds))
     faults = [f"{word} {_listed(names)}" for word, names in rows if names]
     if faults:
         raise UserError(f"the checkpoint does not fit the model ({'; '.join(faults)})")
