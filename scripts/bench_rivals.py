@@ -2,11 +2,11 @@
 
     git clone https://github.com/antofuller/jumbo /somewhere/jumbo      (needs einops)
     pip install vit-pytorch openvino
-    OMP_NUM_THREADS=2 python scripts/bench_rivals.py --official /somewhere/jumbo --timm /somewhere/timm --out results/speed
+    OMP_NUM_THREADS=2 python scripts/bench_rivals.py --official JUMBO --timm TIMM --out results/speed
 
 The first part gives ratios over the authors' code with the same weights: eager fp32, all forms of `optimize`, OpenVINO,
 vit-pytorch's JumboViT at the same widths, and timm's ViT with 16 registers. The second measures networks that timm has
-weights for, each in its fastest form here, beside ours, and draws published accuracy over measured speed; accuracies are
+weights for, each in all its forms, beside ours, and draws published accuracy over measured speed; accuracies are
 those of timm's results file (`--timm`, a clone) and of the authors. All arms of a part run in one process, alternating.
 A part whose file exists is not run again. The machine must do nothing else.
 """
@@ -175,7 +175,7 @@ def rival_forms(name: str, images: Tensor) -> dict[str, Form]:
 
 
 def measure_rivals(batch: int, args: argparse.Namespace) -> dict[str, Any]:
-    """One part: all forms of all rivals and of ours at a batch size, alternating; the fastest form of each is marked."""
+    """One part: all forms of all rivals and of ours at a batch size, alternating; each one's fastest is marked."""
     forms: dict[str, Form] = {}
     accuracy = published(args.timm)
     images = {side: torch.randn(batch, 3, side, side) for side in (PIXELS, 240)}
