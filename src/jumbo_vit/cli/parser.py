@@ -41,6 +41,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "evaluate": ("jumbo_vit.cli.evaluate", "measure a trained model on held-out pictures"),
     "predict": ("jumbo_vit.cli.predict", "label pictures with a trained model"),
     "embed": ("jumbo_vit.cli.embed", "write the features of pictures and find the nearest ones"),
+    "export": ("jumbo_vit.cli.export", "write a model as a file for another runtime, and compare the two"),
     "jumboize": ("jumbo_vit.cli.jumboize", "give a ViT of timm a Jumbo token without changing its outputs"),
     "attention": ("jumbo_vit.cli.attention", "draw where a model looks in a picture"),
     "bench": ("jumbo_vit.cli.bench", "measure the speed of models side by side, and their share of the limit"),
