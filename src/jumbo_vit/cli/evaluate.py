@@ -12,7 +12,7 @@ class Config:
     """Measure a trained model on held-out pictures.
 
     Args:
-        model: A model folder such as runs/digits/model, a run's folder, or an official .pth file.
+        model: A model folder such as runs/digits/model, a run's folder, an official .pth, or an exported file.
         data: "digits", a folder (its held-out part if it has one, else the folder itself), or a CSV.
         json: Write the numbers to this file.
         report: Write a page with numbers, confusions, the worst mistakes and reliability to index.html in this folder.

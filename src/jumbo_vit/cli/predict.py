@@ -11,7 +11,7 @@ class Config:
     """Label pictures with a trained model: files, flat or nested folders.
 
     Args:
-        model: A model folder, a run's folder, or an official .pth file.
+        model: A model folder, a run's folder, an official .pth file, or a file that `export` wrote.
         inputs: Picture files or folders.
         csv: Write path, label, probability and error, one row a picture, to this file.
         json: Write to this file how many pictures were labelled, and which files were not and why.

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
@@ -115,6 +116,14 @@ def _form_of(text: str | None, path: Path, format: str) -> tuple[Form, dict[str,
     return form, metadata
 
 
+def _sum_in(text: str, path: Path) -> str:
+    """The checksum of the weights that a file's metadata name."""
+    try:
+        return str(json.loads(text)["export"]["weights_sha256"])
+    except (ValueError, LookupError, TypeError) as error:
+        raise UserError(f"{path} is damaged, or not what jumbo-vit export writes ({error})") from error
+
+
 Opened = tuple[str | None, Callable[[Form], tuple[Session, str]]]
 
 
@@ -157,7 +166,7 @@ def _openvino(path: Path) -> Opened:
         text = model.get_rt_info([KEY, "metadata"]).astype(str) if model.has_rt_info([KEY, "metadata"]) else None
     except RuntimeError as error:
         raise UserError(f"{path} is damaged, or OpenVINO cannot read it: {error}") from error
-    if text and json.loads(text)["export"].get("weights_sha256") != sha256(weights):
+    if text and _sum_in(text, path) != sha256(weights):
         raise UserError(f"{weights} is damaged, or does not belong to {path.name}: export again")
 
     def make(form: Form) -> tuple[Session, str]:
@@ -185,18 +194,22 @@ def _executorch(path: Path) -> Opened:
     data = path.read_bytes()
     try:
         text = beside.read_text(encoding="utf-8")
-        same = json.loads(text)["export"]["weights_sha256"] == hashlib.sha256(data).hexdigest()
-    except (ValueError, LookupError, TypeError) as error:
-        raise UserError(f"{beside} is damaged, or not what jumbo-vit export writes ({error})") from error
+    except UnicodeDecodeError as error:
+        raise UserError(f"{beside} is damaged ({error})") from error
     # The runtime is C++ and trusts a file: only the very bytes that were written are handed to it.
-    if not same:
+    if _sum_in(text, beside) != hashlib.sha256(data).hexdigest():
         raise UserError(f"{path} is damaged, or does not belong to {beside.name}: export again")
 
     def make(form: Form) -> tuple[Session, str]:
-        from executorch.runtime import Runtime, Verification
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # its Python interface calls itself experimental
+            from executorch.runtime import Runtime, Verification
 
-        program = Runtime.get().load_program(data, verification=Verification.InternalConsistency)
-        method = program.load_method("forward")
+        try:
+            program = Runtime.get().load_program(data, verification=Verification.InternalConsistency)
+            method = program.load_method("forward")
+        except RuntimeError as error:
+            raise UserError(f"this version of ExecuTorch cannot run {path}: {error}") from error
 
         # The method reads from the program, and the program from the bytes: all of them have to stay.
         def run(images: Tensor, _kept: Any = (data, program)) -> Tensor:

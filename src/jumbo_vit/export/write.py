@@ -103,9 +103,9 @@ def export_module(
     most = batch or (MOST_EXECUTORCH if format == "executorch" else MOST)
     form = Form(format, precision, batch, most, tuple(example.shape[1:]))
     source = copy.deepcopy(module).eval().cpu().float().requires_grad_(False)
-    if format == "torch":
-        source = _torch_form(source, precision)
     with _quiet(), torch.no_grad():
+        if format == "torch":
+            source = _torch_form(source, precision)
         program = trace(source, example, form)
         if check is not None:
             check(program)
