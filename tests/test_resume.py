@@ -35,8 +35,8 @@ class Killed(BaseException):
     """Stands for a kill: nothing of the run's own clean-up gets a chance to write."""
 
 
-def run_until(monkeypatch: pytest.MonkeyPatch, config: TrainConfig, updates: int) -> None:
-    """Run, and stop dead after so many updates."""
+def run_until(monkeypatch: pytest.MonkeyPatch, config: TrainConfig, updates: int, **given: Any) -> None:
+    """Run, and stop dead after so many updates; `given` is for `train`."""
     original = loop_module.Loop._update
     count = 0
 
@@ -49,7 +49,7 @@ def run_until(monkeypatch: pytest.MonkeyPatch, config: TrainConfig, updates: int
 
     monkeypatch.setattr(loop_module.Loop, "_update", counted)
     with pytest.raises(Killed):
-        train(config)
+        train(config, **given)
     monkeypatch.setattr(loop_module.Loop, "_update", original)
 
 

@@ -25,6 +25,7 @@ GROUPS = {
         "seed",
     ),
     "augmentation": ("smoothing", "mixup", "cutmix", "aa", "color_jitter", "hflip", "scale", "reprob"),
+    "stream": ("streaming", "val_data", "steps_per_epoch", "shuffle_window", "classes"),
     "repeats": ("folds", "fold", "seeds"),
     "run": ("out", "resume", "recovery_interval", "logger"),
     "machine": ("device", "devices", "nodes", "strategy", "precision"),

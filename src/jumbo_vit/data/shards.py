@@ -83,7 +83,7 @@ def list_shards(data: str, root: Path, shards: Sequence[tuple[Path, str]], task:
     Raises:
         UserError: A shard is compressed, or cannot be read.
     """
-    named, notes = _names(root)
+    named, notes = names_beside(root)
     store = ShardStore()
     rows: list[Row] = []
     hidden: list[str] = []
@@ -94,7 +94,7 @@ def list_shards(data: str, root: Path, shards: Sequence[tuple[Path, str]], task:
     return Listing(data, root, rows, store, notes, named)
 
 
-def _names(root: Path) -> tuple[list[str], list[str]]:
+def names_beside(root: Path) -> tuple[list[str], list[str]]:
     """The names of the classes by number, none without a file of names, and a note on it."""
     file = next((root / name for name in NAMES if (root / name).is_file()), None)
     if file is None:

@@ -44,6 +44,34 @@ def find_listing(data: str, task: Task) -> Listing | None:
     return listing
 
 
+def training_files(data: str) -> list[Path]:
+    """The files of `data` that hold its training part: of a dataset of `save_to_disk`, or tar or parquet files.
+
+    Raises:
+        UserError: There is no such file or folder, or none of its files is for training.
+    """
+    path = Path(data).expanduser().absolute()
+    if path.is_dir() and (path / SAVED[0]).is_file():
+        inside = next((path / name for name in subfolders(path) if name.lower() in TRAIN_NAMES), path)
+        files = sorted(inside.glob("*.arrow"))
+    elif path.is_dir() and all((path / name).is_file() for name in SAVED[1:]):
+        files = sorted(path.glob("*.arrow"))
+    elif path.is_dir():
+        names = [item.path for item in find_images(path)[1] if item.path.lower().endswith(_SHARDS)]
+        names = [name for name in names if not name.lower().endswith(".parquet")] or names
+        files = [path / name for name in names if _split(Path(name)) in TRAIN_NAMES]
+    elif path.exists():
+        files = [path]
+    elif re.search(r"[*?{\[]", data):
+        found = sorted({*_expanded(data, path)}, key=lambda p: order_key(str(p)))
+        files = [file for file in found if _split(file.relative_to(_root(path))) in TRAIN_NAMES]
+    else:
+        raise UserError(f"there is no {data}: for --streaming give a folder, files or a pattern of them, or a URL")
+    if not files:
+        raise UserError(f"{data} holds no tar, parquet or saved files that are for training")
+    return files
+
+
 def run_name(data: str) -> str:
     """A name for what comes of `data`: its last part without the ending of a list, and without signs of a pattern."""
     path = Path(data).resolve()
@@ -115,13 +143,17 @@ def _split(name: Path) -> str:
 
 
 def _root(pattern: Path) -> Path:
-    """The folder that all files of the pattern lie in, as far as it is written out."""
-    return next(parent for parent in pattern.parents if not re.search(r"[*?{\[]", str(parent)))
+    """The folder that all files of the pattern lie in, as far as it is written out.
+
+    A folder that is there is meant as it is called, even if its name looks like a pattern.
+    """
+    return next(parent for parent in pattern.parents if parent.is_dir() or not re.search(r"[*?{\[]", str(parent)))
 
 
 def _expanded(data: str, pattern: Path) -> Sequence[Path]:
-    texts = [str(pattern)]
-    if "{" in data:
+    root = _root(pattern)
+    texts = [str(pattern.relative_to(root))]
+    if "{" in texts[0]:
         try:
             from braceexpand import braceexpand
         except ModuleNotFoundError as error:
@@ -129,14 +161,14 @@ def _expanded(data: str, pattern: Path) -> Sequence[Path]:
                 f"{data} needs a library for its braces: pip install 'jumbo-vit[data]', or use *"
             ) from error
         try:
-            texts = list(braceexpand(str(pattern)))
+            texts = list(braceexpand(texts[0]))
         except ValueError as error:
             raise UserError(f"{data} has a brace without its partner: write {{000..009}}") from error
     found: list[Path] = []
     for text in texts:
-        # Unlike Path.glob it takes an absolute pattern.
-        matches = [Path(name) for name in glob.glob(text, recursive=True)]  # noqa: PTH207
+        # Unlike Path.glob it takes a pattern of any form.
+        matches = glob.glob(text, root_dir=root, recursive=True)  # noqa: PTH207
         if not matches:
-            raise UserError(f"no file is called {text}, which {data} means: correct the pattern or add the file")
-        found += matches
+            raise UserError(f"no file is called {root / text}, which {data} means: correct the pattern or add the file")
+        found += [root / name for name in matches]
     return found

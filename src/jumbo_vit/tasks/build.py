@@ -206,6 +206,7 @@ _IDENTITY = (
     "task", "model", "model_args", "img_size", "patch_size", "in_chans", "opt", "lr", "min_lr",
     "warmup_epochs", "weight_decay", "layer_decay", "clip_grad", "drop_path", "balance", "smoothing", "mixup", "cutmix",
     "aa", "color_jitter", "hflip", "reprob", "model_ema", "model_ema_decay", "seed",
+    "streaming", "steps_per_epoch", "shuffle_window", "classes",
 )  # fmt: skip
 
 

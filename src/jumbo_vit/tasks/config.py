@@ -112,6 +112,12 @@ class TrainConfig:
         fold: Only this one of the folds, counted from 1.
         seeds: Train with so many seeds, from --seed upwards, in seed-0, seed-1, ... of --out.
         check_images: Decode every picture before the first step, and leave out those that cannot be read.
+        streaming: Read --data one example after another, without a list of all: for sets too large for one, or behind
+            a URL. Needs --val-data and --steps-per-epoch (docs/data.md).
+        val_data: The held-out pictures of a run on a stream: a folder, table, shards or dataset.
+        steps_per_epoch: Updates in an epoch of a run on a stream.
+        shuffle_window: Examples of a stream that are shuffled with each other; 1 keeps its order.
+        classes: Names of the classes of a stream, in the order of its numbers; default those that it states.
         seed: Fixes order, augmentation, mixing and weights.
         out: Folder of the run; default runs/NAME, with a number if it is taken.
         resume: Go on with the run in this folder, or from one of its .ckpt files; only --epochs may be changed.
@@ -165,6 +171,11 @@ class TrainConfig:
     fold: int | None = None
     seeds: int = 1
     check_images: bool = True
+    streaming: bool = False
+    val_data: str | None = None
+    steps_per_epoch: int | None = None
+    shuffle_window: int = 1000
+    classes: list[str] | None = None
     seed: int = 0
     out: str | None = None
     resume: str | None = None
@@ -248,6 +259,8 @@ _HUGE = 1e300
 _RANGES: dict[str, tuple[float, float, str]] = {
     "epochs": (1, _HUGE, "at least 1"),
     "batch_size": (1, _HUGE, "at least 1"),
+    "steps_per_epoch": (1, _HUGE, "at least 1"),
+    "shuffle_window": (1, _HUGE, "at least 1"),
     "grad_accum_steps": (1, _HUGE, "at least 1"),
     "patch_size": (1, _HUGE, "at least 1"),
     "in_chans": (1, _HUGE, "at least 1"),

@@ -22,7 +22,7 @@ from jumbo_vit.tasks.build import save_config, versions
 from jumbo_vit.tasks.config import TrainConfig
 from jumbo_vit.tasks.fabric import make_fabric, on_main
 from jumbo_vit.tasks.measure_folder import evaluate
-from jumbo_vit.tasks.run import claim_out
+from jumbo_vit.tasks.state import claim_out
 
 CONFIDENCE = 0.95
 

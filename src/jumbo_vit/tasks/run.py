@@ -1,7 +1,7 @@
 """One run: its parts are built, given to the loop, and what comes of it is written."""
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,6 @@ from jumbo_vit.data.folds import take_fold
 from jumbo_vit.data.pipeline import EvalSet, TrainSet, eval_loader, train_loader
 from jumbo_vit.data.sampler import EpochBatches
 from jumbo_vit.data.sets import ImageSet, Splits, check_images, open_data
-from jumbo_vit.data.sources import run_name
 from jumbo_vit.errors import UserError
 from jumbo_vit.files import write_json
 from jumbo_vit.folder import save_folder
@@ -40,7 +39,7 @@ from jumbo_vit.tasks.progress import Reporter, draw_curves, write_metrics
 from jumbo_vit.tasks.replay import FILE, write_bad
 from jumbo_vit.tasks.sharding import load_optimizer, shard, whole
 from jumbo_vit.tasks.start import start_from
-from jumbo_vit.tasks.state import Progress, holds_run, restoring, write_state
+from jumbo_vit.tasks.state import Progress, claim_out, restoring, write_state
 from jumbo_vit.tasks.summary import closing_lines, make_summary, opening_lines
 from jumbo_vit.version import __version__
 
@@ -69,9 +68,7 @@ class Run:
     def train(self) -> dict[str, Any]:
         """Build, run, summarise."""
         config = self.config
-        self.splits = open_data(config.data, config.task, config.held_out_seed, config.val_fraction)
-        if config.fold:
-            self.splits = take_fold(self.splits, config.folds, config.fold, config.held_out_seed)
+        self.splits = self._open()
         self.labels = self.splits.train.classes
         template, self.preparation = build_model(config, len(self.labels))
         width = int(getattr(template, "embed_dim", getattr(template, "num_features", 0)))
@@ -95,6 +92,11 @@ class Run:
         loop.run()
         self.stop = loop.stop
         return self._finish()
+
+    def _open(self) -> Splits:
+        config = self.config
+        splits = open_data(config.data, config.task, config.held_out_seed, config.val_fraction)
+        return take_fold(splits, config.folds, config.fold, config.held_out_seed) if config.fold else splits
 
     def _check(self, splits: Splits) -> Splits:
         """Leave out what cannot be read; the main process looks, all processes learn the result."""
@@ -130,8 +132,8 @@ class Run:
             )
         if self.content["fingerprint"] != self._fingerprint:
             raise UserError(
-                f"the pictures in {self.config.data} are not those that the run began with (added, removed, renamed); "
-                f"put them back, or start a new run with --init-from {self.out / 'model'}"
+                f"the pictures in {self.config.val_data or self.config.data} are not those that the run began with "
+                f"(added, removed, renamed); put them back, or start a new run with --init-from {self.out / 'model'}"
             )
 
     def _loop(self, model: nn.Module) -> Loop:
@@ -158,24 +160,14 @@ class Run:
                 fabric.strategy.precision.load_state_dict(self.content["precision"])
         self.model, self.average, self.optimizer = model, average, optimizer
         wrapped_optimizer = fabric.setup_optimizers(optimizer)
-        self.batches = batches = EpochBatches(
-            len(self.splits.train),
-            config.batch_size or 1,
-            config.seed,
-            fabric.global_rank,
-            fabric.world_size,
-            config.grad_accum_steps,
-            classes=self._classes,
-        )
+        self.batches, loader = self._order()
+        batches = self.batches
         if self.content is not None and self.content["update_size"] != batches.samples_per_update:
             raise UserError(
                 f"an update of this run takes {self.content['update_size']} pictures, with these options "
                 f"{batches.samples_per_update}: set batch_size, grad_accum_steps and the processes in "
                 f"{self.out / 'config.yaml'} so that their product stays the same"
             )
-        dataset = TrainSet(self.splits.train, self.task, self.preparation, augmentation(config), config.seed)
-        pin = fabric.device.type == "cuda"
-        loader = train_loader(dataset, batches, self._workers, config.worker_start, pin)
         objective = make_objective(config, len(self.labels), self._class_weights)
         parts = Parts(
             fabric,
@@ -191,6 +183,22 @@ class Run:
             self._keep_bad,
         )
         return Loop(parts, make_plan(config, self.labels), self.progress, Reporter(self.main, self._loggers()))
+
+    def _order(self) -> tuple[EpochBatches, Any]:
+        """The order of the samples, and a loader over it."""
+        config, fabric = self.config, self.fabric
+        batches = EpochBatches(
+            len(self.splits.train),
+            config.batch_size or 1,
+            config.seed,
+            fabric.global_rank,
+            fabric.world_size,
+            config.grad_accum_steps,
+            classes=self._classes,
+        )
+        dataset = TrainSet(self.splits.train, self.task, self.preparation, augmentation(config), config.seed)
+        pin = fabric.device.type == "cuda"
+        return batches, train_loader(dataset, batches, self._workers, config.worker_start, pin)
 
     @property
     def _workers(self) -> int:
@@ -236,13 +244,17 @@ class Run:
             "update_size": self.batches.samples_per_update,
             "unreadable": getattr(self, "unreadable", None),
             "versions": versions(),
-        }
+        } | self._more_state()
 
         def write() -> None:
             write_metrics(self.out / "metrics.csv", progress.history)
             write_state(self.out, content, progress)
 
         self._on_main(write)
+
+    def _more_state(self) -> dict[str, Any]:
+        """What a run of another kind has to add to its checkpoint."""
+        return {}
 
     def _keep(self, progress: Progress, kind: str) -> None:
         chosen: Any = self.average if kind == "averaged" else self.model
@@ -291,6 +303,7 @@ class Run:
 
     def _facts(self) -> dict[str, Any]:
         return {
+            "training": f"{len(self.splits.train)} pictures",
             "parameters": self._parameters,
             "input_size": self.preparation.input_size,
             "world": self.fabric.world_size,
@@ -300,8 +313,13 @@ class Run:
             "out": self.out,
         }
 
+    def _more_summary(self) -> dict[str, Any]:
+        """What a run of another kind says in place of, or beside, the entries of `make_summary`."""
+        return {}
+
     def _finish(self) -> dict[str, Any]:
         summary = make_summary(self.config, self.splits, self._facts(), self.progress, self._metric)
+        summary |= self._more_summary()
         if self.main:
             write_json(self.out / "summary.json", summary)
             title = f"{self.config.model} on {Path(self.config.data).name}"
@@ -315,30 +333,6 @@ class Run:
                 f"at {self.out / 'metrics.csv'}"
             )
         return summary
-
-
-def claim_out(config: TrainConfig) -> Path:
-    """The folder of a new run, or of several.
-
-    Raises:
-        UserError: It holds a run.
-    """
-    if config.out is None:
-        stem = run_name(config.data) if config.data != "digits" else "digits"
-        return next(path for path in _numbered(Path("runs") / stem) if not path.exists())
-    if holds_run(Path(config.out)):
-        raise UserError(
-            f"--out {config.out} holds a run already; give another folder, or go on with --resume {config.out}"
-        )
-    return Path(config.out)
-
-
-def _numbered(path: Path) -> Iterator[Path]:
-    yield path
-    number = 2
-    while True:
-        yield path.with_name(f"{path.name}-{number}")
-        number += 1
 
 
 def _without(images: ImageSet, bad: list[Any]) -> ImageSet:

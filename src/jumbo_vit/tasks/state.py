@@ -14,8 +14,10 @@ from typing import Any
 import torch
 
 from jumbo_vit.checkpoints import load_safely
+from jumbo_vit.data.sources import run_name
 from jumbo_vit.errors import UserError
 from jumbo_vit.files import write_atomically
+from jumbo_vit.tasks.config import TrainConfig
 
 FORMAT = 1
 LAST, PREVIOUS = "last.ckpt", "previous.ckpt"
@@ -34,6 +36,7 @@ _ENTRIES: dict[str, type | tuple[type, ...]] = {
     "epochs": int,
     "identity": dict,
     "update_size": int,
+    "stream": (dict, type(None)),  # of a run on a stream alone
 }
 
 
@@ -101,6 +104,30 @@ def holds_run(out: Path) -> bool:
     """
     folders = [out, *(folder for pattern in RUNS for folder in out.glob(pattern))]
     return any((folder / name).exists() for folder in folders for name in (LAST, PREVIOUS, "summary.json"))
+
+
+def claim_out(config: TrainConfig) -> Path:
+    """The folder of a new run, or of several.
+
+    Raises:
+        UserError: It holds a run.
+    """
+    if config.out is None:
+        stem = run_name(config.data) if config.data != "digits" else "digits"
+        return next(path for path in _numbered(Path("runs") / stem) if not path.exists())
+    if holds_run(Path(config.out)):
+        raise UserError(
+            f"--out {config.out} holds a run already; give another folder, or go on with --resume {config.out}"
+        )
+    return Path(config.out)
+
+
+def _numbered(path: Path) -> Iterator[Path]:
+    yield path
+    number = 2
+    while True:
+        yield path.with_name(f"{path.name}-{number}")
+        number += 1
 
 
 def write_state(out: Path, content: dict[str, Any], progress: Progress) -> None:

@@ -18,7 +18,7 @@ def opening_lines(config: TrainConfig, splits: Splits, facts: dict[str, Any], pr
     Args:
         config: Complete options.
         splits: The pictures in use.
-        facts: "parameters", "input_size", "world", "device", "precision", "resumed", "out".
+        facts: "training" (in words), "parameters", "input_size", "world", "device", "precision", "resumed", "out".
         progress: Where the run stands.
     """
     train, val = splits.train, splits.val
@@ -26,7 +26,7 @@ def opening_lines(config: TrainConfig, splits: Splits, facts: dict[str, Any], pr
     skipped = [*train.skipped, *val.skipped]
     lines = [
         f"{config.model}: {facts['parameters'] / 1e6:.2f} M parameters, input {size}",
-        f"{len(train)} pictures for training, {len(val)} held out ({splits.held_out}), "
+        f"{facts['training']} for training, {len(val)} held out ({splits.held_out}), "
         f"{len(train.classes)} classes, {len(skipped)} skipped",
     ]
     lines += [f"  skipped {entry.path}: {entry.reason}" for entry in skipped[:20]]
@@ -43,7 +43,7 @@ def opening_lines(config: TrainConfig, splits: Splits, facts: dict[str, Any], pr
 
 def closing_lines(summary: dict[str, Any]) -> list[str]:
     """How it went, and what to try next."""
-    model, data = shlex.quote(f"{summary['out']}/model"), summary["data"]
+    model, data = shlex.quote(f"{summary['out']}/model"), summary.get("val_data") or summary["data"]
     score = "none" if summary["score"] is None else f"{summary['score']:.4f}"
     best = f"best {summary['metric']} {score} at epoch {summary['best_epoch']} ({summary['best_weights']} weights)"
     if summary["stopped_early"]:

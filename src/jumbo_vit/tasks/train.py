@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,25 +11,39 @@ from jumbo_vit.tasks.build import load_config
 from jumbo_vit.tasks.config import TrainConfig, with_defaults
 from jumbo_vit.tasks.repeat import repeat
 from jumbo_vit.tasks.run import Run
-from jumbo_vit.tasks.state import find_state, holds_run
+from jumbo_vit.tasks.state import Progress, find_state, holds_run
+from jumbo_vit.tasks.stream import StreamRun, stream_options, the_same_stream
 
 
-def train(config: TrainConfig) -> dict[str, Any]:
+def train(config: TrainConfig, stream: Any = None, classes: Sequence[str] | None = None) -> dict[str, Any]:
     """Run a training, or several, new or resumed, and give the summary (the content of `summary.json`).
+
+    Args:
+        config: The options. With a stream, `steps_per_epoch` and `val_data` are needed.
+        stream: Training pictures that can be read only one after another (`jumbo_vit.data.streams.Stream` says what it
+            has to be), in place of `config.data`; None for any other data. To go on with a run, give it again, as it
+            was when the run began.
+        classes: The names of the stream's classes, in the order of their numbers; None for those that it states.
 
     Raises:
         UserError: Anything that the user can mend: data, options, disk, a rate that is too high.
     """
     if config.resume:
-        return _resume(config, config.resume)
-    config = with_defaults(config)
-    if config.data != "digits":
+        return _resume(config, config.resume, stream, classes)
+    config = with_defaults(stream_options(config, stream, classes))
+    if config.data != "digits" and not config.streaming:
         # config.yaml must mean the same pictures wherever the run is gone on with.
         config = dataclasses.replace(config, data=str(Path(config.data).expanduser().absolute()))
-    return repeat(config, _begin_or_go_on) if config.repeated else Run(config).train()
+    return repeat(config, _begin_or_go_on) if config.repeated else _run(config, stream).train()
 
 
-def _resume(config: TrainConfig, where: str) -> dict[str, Any]:
+def _run(
+    config: TrainConfig, stream: Any, content: dict[str, Any] | None = None, progress: Progress | None = None
+) -> Run:
+    return StreamRun(config, stream, content, progress) if config.streaming else Run(config, content, progress)
+
+
+def _resume(config: TrainConfig, where: str, stream: Any, classes: Sequence[str] | None) -> dict[str, Any]:
     extra = sorted(config.given - {"resume", "epochs"})
     if extra:
         flags = ", ".join(f"--{name.replace('_', '-')}" for name in extra)
@@ -39,7 +54,7 @@ def _resume(config: TrainConfig, where: str) -> dict[str, Any]:
         if saved.repeated:
             saved = dataclasses.replace(saved, out=str(out), epochs=_raised(saved, config.epochs))
             return repeat(saved, _begin_or_go_on, resumed=True)
-    return _go_on(where, config.epochs)[0]
+    return _go_on(where, config.epochs, stream, classes)[0]
 
 
 def _begin_or_go_on(config: TrainConfig) -> tuple[dict[str, Any], int]:
@@ -58,7 +73,9 @@ def _raised(saved: TrainConfig, epochs: int | None) -> int:
     return epochs or saved.epochs
 
 
-def _go_on(where: str, epochs: int | None) -> tuple[dict[str, Any], int]:
+def _go_on(
+    where: str, epochs: int | None, stream: Any = None, classes: Sequence[str] | None = None
+) -> tuple[dict[str, Any], int]:
     out, content, progress = find_state(where)
     saved = load_config(out)
     # The folder may have been moved, and a lengthened run may have been killed before its first state.
@@ -70,8 +87,9 @@ def _go_on(where: str, epochs: int | None) -> tuple[dict[str, Any], int]:
         print(f"{out}: the run is finished ({how}); to go on, raise --epochs")
         summary: dict[str, Any] = json.loads((out / "summary.json").read_text(encoding="utf-8"))
         return summary, 0
+    the_same_stream(saved, stream, classes)
     if raised:
         progress.finished = progress.stopped_early = False
         progress.stale = 0
-    run = Run(saved, content, progress)
+    run = _run(saved, stream, content, progress)
     return run.train(), run.stop
