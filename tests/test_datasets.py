@@ -145,3 +145,34 @@ def test_mistakes_in_datasets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     shutil.copytree(folder, tmp_path / "8")
     monkeypatch.setitem(sys.modules, "datasets", None)
     assert "8 needs the datasets library: pip install 'jumbo-vit[data]'" in mistake(tmp_path / "8")
+
+
+def test_files_that_number_their_classes_differently_are_refused(tmp_path: Path) -> None:
+    for number, feature in enumerate(
+        [
+            datasets.ClassLabel(names=["cat", "dog"]),
+            datasets.ClassLabel(names=["dog", "cat"]),
+            datasets.ClassLabel(names=["cat", "dog", "emu"]),
+            datasets.Value("int64"),
+        ]
+    ):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        # Of another split the names are its own.
+        for name, kind in (("train-0", datasets.ClassLabel(names=["cat", "dog"])), ("train-1", feature)):
+            rows([0, 1]).cast_column("label", kind).to_parquet(str(folder / f"{name}.parquet"))
+        rows([0, 1]).cast_column("label", datasets.ClassLabel(names=["dog", "cat"])).to_parquet(
+            str(folder / "val.parquet")
+        )
+    splits = opened(tmp_path / "0")
+    assert whole(splits) == {
+        "train-0.parquet:0": "cat",
+        "train-0.parquet:1": "dog",
+        "train-1.parquet:0": "cat",
+        "train-1.parquet:1": "dog",
+        "val.parquet:0": "dog",
+        "val.parquet:1": "cat",
+    }
+    assert "number their classes differently, 0 is dog in the one and cat in the other" in mistake(tmp_path / "1")
+    assert "2 is emu in the one and without a name in the other" in mistake(tmp_path / "2")
+    assert "0 is without a name in the one and cat in the other" in mistake(tmp_path / "3")

@@ -244,6 +244,14 @@ CHANGES: list[tuple[dict[str, Any], str]] = [
     ({"pretrained_cfg": {"interpolation": "x"}}, "damaged"),
     ({"jumbo_vit": {"labels": "abc"}}, "one text"),
     ({"jumbo_vit": {"split": {"seed": "x", "checksum": 0, "val_fraction": 0.1}}}, "no seed"),
+    (
+        {"jumbo_vit": {"split": {"seed": 0, "checksum": 0, "val_fraction": 0.1, "folds": 2, "fold": "1"}}},
+        "fold is 1 of 2",
+    ),
+    (
+        {"jumbo_vit": {"split": {"seed": 0, "checksum": 0, "val_fraction": 0.1, "folds": 2, "fold": 3}}},
+        "fold is 3 of 2",
+    ),
 ]
 
 

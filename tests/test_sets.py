@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from jumbo_vit.data.digits import digits_splits
+from jumbo_vit.data.folds import take_fold
 from jumbo_vit.data.images import Skipped
 from jumbo_vit.data.sets import (
     ImageSet,
@@ -332,6 +333,8 @@ def test_paths_in_tables(tmp_path: Path) -> None:
     [
         ("file,class\nx,a\n", "needs the columns path and labels, and has file, class: add a header line"),
         ("path\nx\n", "needs the columns path and labels, and has path"),
+        ("path,label,labels\n1.png,a,b\n", "has the columns path, label, labels: keep one"),
+        ("path,label,path\n1.png,a,2.png\n", "has the columns path, label, path: keep one"),
         ("", "needs the columns path and labels, and has"),
         ("path,labels\n", "lists no pictures: add one line a picture"),
         ("path,labels\n1.png,a\n2.png,a|b\n", "line 3: 2 labels, a, b, where multiclass needs one"),
@@ -429,3 +432,23 @@ def test_looking_at_data_needs_neither_torch_nor_timm() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_pictures_that_are_listed_for_both_parts_are_told(tmp_path: Path) -> None:
+    files = [f"{i}.png" for i in range(8)]
+    make(tmp_path, *files)
+    lines = [f"{i}.png,{'ab'[i % 2]},train" for i in range(6)] + [f"{i}.png,{'ab'[i % 2]},val" for i in range(4, 8)]
+    splits = open_data(str(table(tmp_path, "path,label,split\n" + "\n".join(lines))), "multiclass", 0, 0.5)
+    words = "2 of the 4 held-out pictures are listed for training too, first 4.png: the score is too good."
+    assert splits.val.notes == [words]
+    twice = "".join(f"{name},{'ab'[int(name[0]) % 2]}\n" for name in files * 2)
+    drawn = open_data(str(table(tmp_path, "path,label\n" + twice)), "multiclass", 0, 0.5)
+    fold = take_fold(drawn, 2, 1, 0)
+    for parts in (drawn, fold):
+        shared = {sample.path for sample in parts.train.samples}
+        count = sum(sample.path in shared for sample in parts.val.samples)
+        assert count
+        assert parts.val.notes[0].startswith(f"{count} of the 8 held-out pictures are listed for training too")
+        assert not any("for training too" in note for note in parts.train.notes)
+    apart = open_data(str(table(tmp_path, "path,label\n" + twice[: len(twice) // 2])), "multiclass", 0, 0.5)
+    assert apart.val.notes == []

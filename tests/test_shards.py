@@ -185,6 +185,20 @@ def test_patterns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "pip install 'jumbo-vit[data]', or use *" in mistake(tmp_path / "train-{000000..000001}.tar")
 
 
+@pytest.mark.parametrize("odd", ["data[1]", "{x,y} *"])
+def test_a_folder_whose_name_looks_like_a_pattern_is_that_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, odd: str
+) -> None:
+    tar(tmp_path / odd / "train-0.tar", good(0))
+    for other in ("data1", "x z", "y z"):  # what the name would mean as a pattern
+        tar(tmp_path / other / "train-0.tar", good(10))
+    expected = {f"train-0.tar:{number:04d}.png" for number in range(4)}
+    assert set(whole(opened(tmp_path / odd / "train-*.tar"))) == expected
+    monkeypatch.chdir(tmp_path / odd)
+    assert set(whole(opened("train-*.tar"))) == expected
+    assert set(whole(opened("train-{0,?}.tar"))) == expected
+
+
 @pytest.mark.parametrize("mode", ["gz", "bz2", "xz"])
 def test_compressed_shards_are_refused(tmp_path: Path, mode: Any) -> None:
     path = tmp_path / "shards" / f"train-0.tar.{mode}"

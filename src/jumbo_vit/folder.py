@@ -212,6 +212,9 @@ def _check_split(split: Any) -> None:
         raise ValueError("split holds no seed and checksum")
     if not 0 < split["val_fraction"] < 1:
         raise ValueError(f"split's val_fraction is {split['val_fraction']}")
+    folds, fold = split.get("folds", 0), split.get("fold")  # folders from before folds hold neither
+    if type(folds) is not int or not (fold is None or (type(fold) is int and 1 <= fold <= folds)):
+        raise ValueError(f"split's fold is {fold} of {folds}")
 
 
 def _check_sizes(

@@ -6,6 +6,7 @@ library is never asked to decode a picture; its bytes go to the one picture read
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -96,7 +97,7 @@ def list_parquet(data: str, root: Path, files: Sequence[tuple[Path, str]], task:
     listing = Listing(data, root, [], store := ArrowStore(root))
     for split in dict.fromkeys(split for _, split in files):
         own = [path for path, name in files if name == split]
-        counts, columns = [], ("", "")
+        counts, columns, named = [], ("", ""), dict[Path, list[str]]()
         for path in own:
             try:
                 counts.append(pyarrow.parquet.read_metadata(path).num_rows)
@@ -104,6 +105,8 @@ def list_parquet(data: str, root: Path, files: Sequence[tuple[Path, str]], task:
             except Exception as error:
                 raise UserError(f"{path} is no parquet file, or is cut off: {_line(error)}") from error
             columns = _columns(datasets, features, str(path), listing.notes)
+            named[path] = _names_of(features[columns[1]])
+        _refuse_other_names(named)
         if not sum(counts):
             continue  # the library opens no empty split
         dataset = _open_parquet(datasets, data, own, list(columns))
@@ -174,9 +177,25 @@ def _columns(datasets: Any, features: Any, where: str, notes: list[str]) -> tupl
     return picture, labels[0]
 
 
+def _refuse_other_names(named: dict[Path, list[str]]) -> None:
+    """The library gives the names of the first file to the numbers of all."""
+    first = next(iter(named))
+    for path, names in named.items():
+        pairs = enumerate(zip_longest(named[first], names))
+        number, here, there = next(((n, two, one) for n, (one, two) in pairs if one != two), (0, None, None))
+        if here != there:
+            raise UserError(
+                f"{path} and {first} number their classes differently, {number} is {here or 'without a name'} in the "
+                f"one and {there or 'without a name'} in the other: write all files of a split with the same ClassLabel"
+            )
+
+
 def _named(dataset: Any, column: str) -> list[str]:
+    return _names_of(dataset.features[column])
+
+
+def _names_of(feature: Any) -> list[str]:
     """The names of a `ClassLabel`, alone or in a list; none of any other column."""
-    feature = dataset.features[column]
     inner = feature[0] if isinstance(feature, list) else getattr(feature, "feature", feature)
     return list(getattr(inner, "names", None) or [])
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from jumbo_vit.data.records import ImageSet, Splits
+from jumbo_vit.data.records import ImageSet, Splits, note_shared
 from jumbo_vit.data.sets import stratified_split
 from jumbo_vit.errors import UnreadableImage, UserError
 from jumbo_vit.seeds import mix_seed
@@ -75,7 +75,7 @@ def take_fold(splits: Splits, folds: int, fold: int, seed: int) -> Splits:
         train.notes.append(
             f"{splits.held_out}, {len(splits.val)} pictures, has no part in training or in choosing the best epoch."
         )
-    return Splits(train, val, f"fold {fold} of {folds}, seed {seed}", drawn=True)
+    return note_shared(Splits(train, val, f"fold {fold} of {folds}, seed {seed}", drawn=True))
 
 
 def shared_by_folds(images: ImageSet, numbers: list[int]) -> list[list[str]]:

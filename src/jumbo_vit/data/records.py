@@ -105,6 +105,20 @@ class Splits:
     drawn: bool = False
 
 
+def note_shared(splits: Splits) -> Splits:
+    """The same splits, with a note on pictures that a list names for both parts; copies of files are not looked for."""
+    train, val = splits.train, splits.val
+    names = {sample.path for sample in train.samples}
+    shared = [index for index, sample in enumerate(val.samples) if sample.path in names]
+    # The digits have no files.
+    if shared and train.root is not None:
+        val.notes.append(
+            f"{len(shared)} of the {len(val)} held-out pictures are listed for training too, first "
+            f"{val.name(shared[0])}: the score is too good."
+        )
+    return splits
+
+
 def relative_name(path: str, root: Path | None) -> str:
     """`path` as seen from `root`, with slashes."""
     if root is None:

@@ -8,7 +8,7 @@ import numpy as np
 from jumbo_vit.data.find import find_images
 from jumbo_vit.data.folders import class_index, composed, scan_tree, subfolders
 from jumbo_vit.data.listing import HELD_OUT_NAMES, TRAIN_NAMES, Listing, Task, build_set, check_task, listing_classes
-from jumbo_vit.data.records import ImageSet, Sample, Splits, check_images, listed
+from jumbo_vit.data.records import ImageSet, Sample, Splits, check_images, listed, note_shared
 from jumbo_vit.data.sources import find_listing
 from jumbo_vit.data.tables import read_table
 from jumbo_vit.errors import UserError
@@ -72,7 +72,10 @@ def open_held_out(data: str, task: Task, classes: Sequence[str]) -> ImageSet:
         name = _held_out_split(listing)
         found = build_set(listing, listing.rows if name is None else listing.of_split(name), classes)
         found.notes += listing.notes
-        return _whole(found, path.name) if name is None else found
+        if name is None:
+            return _whole(found, path.name)
+        found.notes.append(f"The held-out part is the split {name}.")
+        return found
     _refuse_multilabel_folder(data, task)
     known = class_index(classes)
     train_folder = _train_folder(path)
@@ -215,7 +218,7 @@ def _open_listing(listing: Listing, task: Task, seed: int, val_fraction: float) 
             if listing.store is None
             else f"none of the samples of the split {name} in {data} can be used, first {first.path}: {first.reason}"
         )
-    return Splits(train, val, f"the split {name}")
+    return note_shared(Splits(train, val, f"the split {name}"))
 
 
 def _split(whole: ImageSet, seed: int, val_fraction: float) -> Splits:
@@ -231,7 +234,7 @@ def _split(whole: ImageSet, seed: int, val_fraction: float) -> Splits:
     parts.val.notes.clear()
     if single:
         parts.train.notes.append(f"With a single picture, which stays in training: {listed(single)}.")
-    return parts
+    return note_shared(parts)
 
 
 def stratified_split(

@@ -61,6 +61,9 @@ def _parse_csv(text: str, file: Path, path: str | Path, task: Task) -> list[Row]
         raise UserError(
             f"{path} needs the columns path and labels, and has {listed(columns) or 'none'}: add a header line"
         )
+    needed = [name for name in columns if name in ("path", "labels", "label", "split")]
+    if len(set(needed)) < len(needed) or {"label", "labels"} <= set(needed):
+        raise UserError(f"{path} has the columns {listed(needed)}: keep one path, one label or labels, and one split")
     rows = []
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
     line = 1
