@@ -303,3 +303,25 @@ def test_any_order_of_members_gives_the_samples_that_webdataset_reads(
         for i, labels in enumerate(images.labels)
     ]
     assert found == expected
+
+
+def test_the_nearest_file_of_names_counts_and_differing_ones_are_refused(tmp_path: Path) -> None:
+    for split in ("train", "val"):
+        tar(
+            tmp_path / split / "0.tar",
+            [(f"{i}.{e}", png() if e == "png" else b"%d" % (i % 2)) for i in range(4) for e in ("png", "cls")],
+        )
+    (tmp_path / "train" / "classes.txt").write_text("cat\ndog\n")
+    assert opened(tmp_path).train.classes == ["cat", "dog"]
+    (tmp_path / "classes.txt").write_text("cat\ndog\n")
+    assert opened(tmp_path).val.classes == ["cat", "dog"]
+    (tmp_path / "classes.txt").write_text("dog\ncat\n")
+    with pytest.raises(UserError, match="name the classes differently"):
+        opened(tmp_path)
+
+
+def test_a_shard_named_after_two_splits_is_refused(tmp_path: Path) -> None:
+    tar(tmp_path / "train-0.tar", [("1.png", png()), ("1.cls", b"0")])
+    tar(tmp_path / "test-bench-train-1.tar", [("1.png", png()), ("1.cls", b"0")])
+    with pytest.raises(UserError, match="may belong to test or to train"):
+        opened(tmp_path)

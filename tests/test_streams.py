@@ -18,6 +18,7 @@ from PIL import Image
 
 from jumbo_vit.cli.parser import main
 from jumbo_vit.data.digits import digits_splits
+from jumbo_vit.data.examples import Reading
 from jumbo_vit.data.pipeline import Augmentation, Preparation
 from jumbo_vit.data.sampler import EpochBatches
 from jumbo_vit.data.stream_files import open_files
@@ -181,6 +182,24 @@ def test_names_beside_shards_are_the_classes(tmp_path: Path) -> None:
     tar(tmp_path / "train" / "0.tar", [("1.png", png()), ("1.cls", b"1")])
     (tmp_path / "classes.txt").write_text("cat\ndog\n")
     assert open_files(str(tmp_path), 0).classes == ["cat", "dog"]
+    (tmp_path / "train" / "classes.txt").write_text("owl\nemu\n")
+    assert open_files(str(tmp_path), 0).classes == ["owl", "emu"]
+
+
+def test_tables_that_number_their_classes_differently_are_refused(tmp_path: Path) -> None:
+    for number, names in enumerate((["cat", "dog"], ["dog", "cat"])):
+        table = datasets.Dataset.from_list([{"image": {"bytes": png(), "path": None}, "label": n} for n in (0, 1)])
+        table = table.cast_column("label", datasets.ClassLabel(names=names)).cast_column("image", datasets.Image())
+        table.to_parquet(str(tmp_path / f"train-{number}.parquet"))
+    with pytest.raises(UserError, match="equal numbers mean different classes"):
+        list(open_files(str(tmp_path), 0))
+
+
+@pytest.mark.parametrize("value", [2, [2], (2, "0"), ["10", 2]])
+def test_a_number_among_names_that_are_numbers_is_doubtful_also_in_a_list(value: object) -> None:
+    reading = Reading("image", ["0", "1", "10", "2"], "multilabel")
+    with pytest.raises(UserError, match="the label 2 may be a number or a name"):
+        reading.example({"image": png(), "labels" if isinstance(value, list | tuple) else "label": value}, "first")
 
 
 def test_a_url_is_read_like_a_path(forms: dict[str, Path]) -> None:

@@ -74,10 +74,11 @@ class Reading:
             shown = listed([str(key) for key in raw], 12)
             return Example(name, None, ()), f"has {len(keys) or 'no'} pictures, only {shown}"
         value, joined = _label(raw)
-        if self.doubtful and isinstance(value, int):
+        numbers = [part for part in (value if isinstance(value, list | tuple) else [value]) if isinstance(part, int)]
+        if self.doubtful and numbers:
             raise UserError(
-                f"{name}: the label {value} may be a number or a name, for the classes are {listed(self.classes)}: "
-                "give labels as text"
+                f"{name}: the label {numbers[0]} may be a number or a name, for the classes are "
+                f"{listed(self.classes)}: give labels as text"
             )
         row = row_of(name, "", value, joined, self.task, self.classes)
         unknown = [label for label in row.labels if label not in self.number]

@@ -8,7 +8,7 @@ index; a picture is then a range of bytes in its shard.
 import json
 import os
 import tarfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, NamedTuple
@@ -83,7 +83,7 @@ def list_shards(data: str, root: Path, shards: Sequence[tuple[Path, str]], task:
     Raises:
         UserError: A shard is compressed, or cannot be read.
     """
-    named, notes = names_beside(root)
+    named, notes = names_near([path for path, _ in shards], root)
     store = ShardStore()
     rows: list[Row] = []
     hidden: list[str] = []
@@ -94,11 +94,32 @@ def list_shards(data: str, root: Path, shards: Sequence[tuple[Path, str]], task:
     return Listing(data, root, rows, store, notes, named)
 
 
-def names_beside(root: Path) -> tuple[list[str], list[str]]:
-    """The names of the classes by number, none without a file of names, and a note on it."""
-    file = next((root / name for name in NAMES if (root / name).is_file()), None)
-    if file is None:
+def names_near(shards: Iterable[Path], root: Path) -> tuple[list[str], list[str]]:
+    """The names of the classes by number, none without a file of names, and a note on it.
+
+    The file lies beside a shard, or in a folder above it up to `root`; the nearest counts.
+
+    Raises:
+        UserError: Shards have files of names that differ, or one holds an empty name or one twice.
+    """
+    files: dict[Path, list[str]] = {}
+    for folder in {shard.parent for shard in shards}:
+        inside = [folder, *folder.parents]
+        upwards = inside[: inside.index(root) + 1] if root in inside else [folder, root]
+        near = (parent / name for parent in upwards for name in NAMES)
+        file = next((file for file in near if file.is_file()), None)
+        if file is not None:
+            files[file] = _read_names(file)
+    if not files:
         return [], []
+    first, named = min(files.items())
+    for file, others in files.items():
+        if others != named:
+            raise UserError(f"{first} and {file} name the classes differently: make them equal, or keep one above both")
+    return named, [f"Labels that are numbers are named by {first.name}: 0 is {named[0]}."]
+
+
+def _read_names(file: Path) -> list[str]:
     try:
         named = file.read_bytes().decode("utf-8-sig").rstrip().splitlines()
     except UnicodeDecodeError:
@@ -106,7 +127,7 @@ def names_beside(root: Path) -> tuple[list[str], list[str]]:
     named = [name.strip() for name in named]
     if not named or "" in named or len(set(named)) < len(named):
         raise UserError(f"{file} must hold the name of a class in each line, each name once")
-    return named, [f"Labels that are numbers are named by {file.name}: 0 is {named[0]}."]
+    return named
 
 
 def _state(stream: IO[bytes]) -> State:

@@ -136,10 +136,20 @@ def _of_files(data: str, root: Path, files: Iterable[Path], task: Task) -> Listi
 
 
 def _split(name: Path) -> str:
-    """The split of a shard: that of a folder it lies in, else the first that is a word of its file name, else ""."""
-    folders = [part.lower() for part in name.parent.parts]
-    words = re.split(r"[-_.]", name.stem.lower())
-    return next((word for word in (*folders, *words) if word in _SPLITS), "")
+    """The split of a shard: that of a folder it lies in, else the one that is a word of its file name, else "".
+
+    Raises:
+        UserError: The file name holds two of these words.
+    """
+    for folder in name.parent.parts:
+        if folder.lower() in _SPLITS:
+            return folder.lower()
+    words = dict.fromkeys(word for word in re.split(r"[-_.]", name.stem.lower()) if word in _SPLITS)
+    if len(words) > 1:
+        raise UserError(
+            f"{name} may belong to {' or to '.join(words)}: name it after one, or put it into a folder train/"
+        )
+    return next(iter(words), "")
 
 
 def _root(pattern: Path) -> Path:

@@ -9,6 +9,7 @@ import tarfile
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import IO, Any
 from urllib.parse import urlsplit
@@ -16,7 +17,8 @@ from urllib.parse import urlsplit
 import numpy as np
 
 from jumbo_vit.data.find import is_hidden
-from jumbo_vit.data.shards import names_beside
+from jumbo_vit.data.records import listed
+from jumbo_vit.data.shards import names_near
 from jumbo_vit.data.sources import training_files
 from jumbo_vit.data.streams import named_classes, undecoded
 from jumbo_vit.errors import UserError
@@ -40,8 +42,8 @@ def open_files(data: str, seed: int) -> "FileStream":
             f"--streaming reads tar shards, parquet files or a dataset saved by save_to_disk, of one kind, and {data} "
             f"means files of the kind {found}"
         )
-    folders = [] if "://" in data else [path for path in (Path(data), Path(files[0]).parent) if path.is_dir()]
-    return FileStream(files, seed, folders)
+    root = Path(data) if "://" not in data and Path(data).is_dir() else Path(files[0]).parent
+    return FileStream(files, seed, None if "://" in data else root)
 
 
 def _kind(file: str) -> str:
@@ -68,24 +70,24 @@ class FileStream:
     Args:
         files: Paths or URLs.
         seed: Of the order of the files.
-        folders: Where a file may lie that names the classes of tar shards.
+        root: The folder up to which a file may lie that names the classes of tar shards; None for files elsewhere.
     """
 
-    def __init__(self, files: Sequence[str], seed: int, folders: Sequence[Path] = ()) -> None:
-        self.files, self.seed, self.folders = list(files), seed, folders
+    def __init__(self, files: Sequence[str], seed: int, root: Path | None = None) -> None:
+        self.files, self.seed, self.root = list(files), seed, root
         self._names = zlib.crc32("\n".join(PurePosixPath(file).name for file in self.files).encode("utf-8", "replace"))
         self._epoch = self._file = 0
         self._inner: Any = None  # where to begin in the file
         self._part: _Part | None = None
 
-    @property
+    @cached_property
     def classes(self) -> list[str]:
         """The names of classes that the first file states, or for tar shards a file of names beside them."""
         with _told(self.files[0]):
             part = _part(self.files[0], None)
         if isinstance(part, _Table):
             return named_classes(part.dataset)
-        return next((found for folder in self.folders if (found := names_beside(folder)[0])), [])
+        return [] if self.root is None else names_near([Path(file) for file in self.files], self.root)[0]
 
     def set_epoch(self, epoch: int) -> None:
         """Take the files in the order of this pass, from the next `__iter__` on."""
@@ -109,8 +111,18 @@ class FileStream:
             file = self.files[order[self._file]]
             with _told(file):
                 self._part = _part(file, self._inner)
+                self._check_names(file, self._part)
                 yield from self._part
             self._file, self._inner, self._part = self._file + 1, None, None
+
+    def _check_names(self, file: str, part: "_Part") -> None:
+        """Each table counts its labels in its own names: others than the first file's would give wrong classes."""
+        if isinstance(part, _Table) and (names := named_classes(part.dataset)) != self.classes:
+            mine, others = listed(names) or "not at all", listed(self.classes) or "not at all"
+            raise UserError(
+                f"{file} names its classes {mine}, and {self.files[0]} {others}, so equal numbers mean different "
+                "classes: write them alike"
+            )
 
 
 @contextmanager
