@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -19,14 +20,17 @@ from jumbo_vit.data.folds import fold_numbers, fold_set, shared_by_folds, take_f
 from jumbo_vit.data.records import ImageSet, Sample
 from jumbo_vit.data.sets import open_data
 from jumbo_vit.errors import UserError
+from jumbo_vit.tasks import build as build_module
 from jumbo_vit.tasks import loop as loop_module
+from jumbo_vit.tasks import members as members_module
 from jumbo_vit.tasks import repeat as repeat_module
+from jumbo_vit.tasks import run as run_module
 from jumbo_vit.tasks.config import TrainConfig
 from jumbo_vit.tasks.measure_folder import evaluate
 from jumbo_vit.tasks.repeat import spread
 from jumbo_vit.tasks.train import train
 from tests.pictures import TEST_MODEL, colour_tree
-from tests.runs import differences, state_of
+from tests.runs import differences, small_config, state_of
 from tests.test_parallel import run_python
 from tests.test_resume import run_until
 
@@ -294,3 +298,164 @@ def test_options_that_do_not_fit_are_told(
     out = tmp_path / "out"
     assert main(["train", "--data", str(colours), "--out", str(out), "--model", TEST_MODEL, *options]) == 2
     assert words in capsys.readouterr().err and not out.exists()
+
+
+# What is there already must be of the plan
+
+
+@pytest.fixture(scope="module")
+def half(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two folds of a tree beside it, of which the first alone is left; not to be changed."""
+    root = tmp_path_factory.mktemp("half")
+    train(config(colour_tree(root / "tree", 4), root / "out", folds=2))
+    shutil.rmtree(root / "out" / "fold-2")
+    return root
+
+
+@pytest.fixture
+def started(half: Path, tmp_path: Path) -> Path:
+    """A copy of it, whose plan names the copy's data."""
+    shutil.copytree(half, tmp_path, dirs_exist_ok=True)
+    for file in (tmp_path / "out").rglob("config.yaml"):
+        file.write_text(file.read_text().replace(str(half), str(tmp_path)))
+    return tmp_path
+
+
+def test_a_plan_goes_on_with_the_pictures_it_began_with(started: Path) -> None:
+    out = started / "out"
+    colour_tree(started / "tree", 6)
+    with pytest.raises(UserError, match=r"not those that the runs in .* began with .*12:\w+ then, 18:\w+ now"):
+        resume(out)
+    # Without the record the finished run tells.
+    (out / "pictures.json").unlink()
+    with pytest.raises(UserError, match=r"not those that the run began with .*fold-1"):
+        resume(out)
+    assert not (out / "fold-2").exists()
+
+
+def test_what_is_held_out_of_all_folds_must_stay_too(tmp_path: Path) -> None:
+    for part in ("train", "val"):
+        colour_tree(tmp_path / "data" / part, 2)
+    train(config(tmp_path / "data", tmp_path / "out", folds=2))
+    colour_tree(tmp_path / "data" / "val", 3)
+    with pytest.raises(UserError, match=r"not those that the runs in .* began with"):
+        resume(tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"fold": 1}, "--fold 1, but the plan gives it --fold 2"),
+        ({"split_seed": 4}, "--split-seed 4, but the plan gives it --split-seed 0"),
+        ({"seed": 9, "split_seed": 0}, "--seed 9, but the plan gives it --seed 0"),
+        ({"lr": 0.1}, "--lr 0.1, but the plan gives it --lr 0.001"),
+        ({"scale": (0.5, 1.0)}, r"--scale \[0.5, 1.0\], but the plan gives it --scale \[0.35, 1.0\]"),
+        ({"batch_size": 4}, "4 pictures an update, but the plan has 8"),
+    ],
+)
+def test_a_run_with_other_options_is_not_of_the_plan(started: Path, options: dict[str, Any], words: str) -> None:
+    train(config(started / "tree", started / "out" / "fold-2", **({"folds": 2, "fold": 2} | options)))
+    with pytest.raises(UserError, match=rf"fold-2 holds a run with {words}.*remove the folder"):
+        resume(started / "out")
+
+
+def test_options_of_a_checkpoint_that_config_yaml_belies(started: Path) -> None:
+    fold = started / "out" / "fold-2"
+    shutil.copytree(started / "out" / "fold-1", fold)
+    (fold / "config.yaml").write_text((fold / "config.yaml").read_text().replace("\nfold: 1", "\nfold: 2"))
+    with pytest.raises(UserError, match=r"not those that the run began with .*fold-2"):
+        resume(started / "out")
+
+
+def test_a_fold_of_another_machine_joins_the_plan(started: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    other = tmp_path_factory.mktemp("other")
+    shutil.copytree(started / "tree", other / "elsewhere")
+    train(config(other / "elsewhere", other / "run", folds=2, fold=2))
+    shutil.rmtree(other / "elsewhere")
+    shutil.copytree(other / "run", started / "out" / "fold-2")
+    before = (started / "out" / "fold-2" / "last.ckpt").stat().st_mtime_ns
+    assert resume(started / "out")["finished"]
+    assert (started / "out" / "fold-2" / "last.ckpt").stat().st_mtime_ns == before
+    # And it goes on where the plan's pictures are.
+    assert [row["epochs"] for row in resume(started / "out", epochs=2)["runs"]] == [2, 2]
+
+
+def test_an_edited_scale_is_noticed(tmp_path: Path, colours: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = tmp_path / "out"
+    run_until(monkeypatch, config(colours, out, recovery_interval=1), 2)
+    file = out / "config.yaml"
+    file.write_text(file.read_text().replace("scale:\n- 0.35", "scale:\n- 0.5"))
+    with pytest.raises(UserError, match="they differ in scale"):
+        resume(out)
+
+
+def test_cut_summaries(started: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = started / "out"
+    for file in (out / "summary.json", out / "fold-1" / "summary.json"):
+        file.write_text(file.read_text()[:200])
+    with pytest.raises(UserError, match=r"fold-1.summary.json is cut off .*: remove it and resume again"):
+        resume(out)
+    (out / "fold-1" / "summary.json").unlink()
+    assert resume(out)["finished"]
+    assert "summary.json cannot be read" in capsys.readouterr().out
+
+
+def test_pictures_are_checked_before_the_first_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = colour_tree(tmp_path / "tree", 5)
+    for index in range(2, 5):
+        (data / "red" / f"{index:02}.png").unlink()
+    (data / "red" / "01.png").write_bytes(b"no picture")
+    out = tmp_path / "out"
+    words = r"fold \d of 2 would (hold out|train on) no picture of the class red: 1 cannot be read, first red/01.png"
+    with pytest.raises(UserError, match=words):
+        train(config(data, out, folds=2))
+    assert not out.exists()
+    for index in range(2, 5):
+        shutil.copy(data / "red" / "00.png", data / "red" / f"{index:02}.png")
+    looked = list[int]()
+    original = members_module.check_images
+
+    def counted(images: ImageSet, *args: Any, **options: Any) -> ImageSet:
+        looked.append(len(images))
+        return original(images, *args, **options)
+
+    monkeypatch.setattr(members_module, "check_images", counted)
+    monkeypatch.setattr(run_module, "check_images", counted)
+    summary = train(config(data, out, folds=2))
+    assert looked == [15] and [row["skipped"] for row in summary["runs"]] == [1, 1]
+    for row in summary["runs"]:
+        train(config(data, tmp_path / row["run"], folds=2, fold=row["fold"], split_seed=0))
+        assert differences(state_of(out / row["run"]), state_of(tmp_path / row["run"])) == []
+    looked.clear()
+    shutil.rmtree(out / "fold-2")
+    assert resume(out)["runs"] and looked == []
+
+
+# Optimizers
+
+
+@pytest.mark.parametrize("updates", [3, 10])
+def test_lookahead_goes_on_to_the_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, updates: int) -> None:
+    # Its slow weights begin at the sixth update.
+    train(small_config(tmp_path / "straight", opt="lookahead_adamw"))
+    run_until(monkeypatch, small_config(tmp_path / "run", opt="lookahead_adamw", recovery_interval=1), updates)
+    resume(tmp_path / "run")
+    assert differences(state_of(tmp_path / "straight"), state_of(tmp_path / "run")) == []
+    content = state_of(tmp_path / "run")["optimizer"]
+    assert content["param_groups"][0]["lookahead_step"] == 16 and "lookahead_slow_buff" in content["state"][0]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"opt": "bnbadamw"}, "needs the package bitsandbytes, which is not here: pip install bitsandbytes"),
+        ({"opt": "lookahead_fusedadam"}, "needs the package apex, which is not here: build it"),
+        ({"opt": "lookahead_adamw", "strategy": "fsdp2"}, "does not go with --strategy fsdp2"),
+        ({"opt": "lookahead_nothing"}, "is no optimizer of timm"),
+        ({"opt": "adahessian"}, "needs second derivatives"),
+    ],
+)
+def test_optimizers_that_are_refused(options: dict[str, Any], words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build_module.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(UserError, match=words):
+        build_module.make_optimizer(torch.nn.Linear(2, 2), TrainConfig(lr=0.1, **options))

@@ -1,6 +1,7 @@
 """The parts of a run, made from complete options."""
 
 import dataclasses
+import importlib.util
 import os
 import platform
 from pathlib import Path
@@ -135,14 +136,11 @@ def make_optimizer(model: nn.Module, config: TrainConfig) -> Any:
     """timm's optimizer, with layer decay and without weight decay on norms, biases, tokens and positions.
 
     Raises:
-        UserError: timm does not know the optimizer.
+        UserError: timm does not know the optimizer, or it needs what is not there.
     """
     decay = config.layer_decay if config.layer_decay and config.layer_decay < 1 else None
     try:
-        if get_optimizer_info(config.opt).second_order:
-            raise UserError(
-                f"--opt {config.opt} needs second derivatives, which training here does not take; try adamw"
-            )
+        _check_optimizer(config)
         return create_optimizer_v2(
             model, opt=config.opt, lr=config.lr, weight_decay=config.weight_decay or 0.0, layer_decay=decay
         )
@@ -152,6 +150,35 @@ def make_optimizer(model: nn.Module, config: TrainConfig) -> Any:
         if "optimizer" not in str(error).lower():
             raise
         raise UserError(f"--opt {config.opt} is no optimizer of timm; try adamw, lamb, sgd or lion") from error
+
+
+# Optimizers of other packages, which run on CUDA alone, and how one gets these.
+_PACKAGES = {
+    "apex": "build it from github.com/NVIDIA/apex (the apex on PyPI is something else)",
+    "bitsandbytes": "pip install bitsandbytes",
+}
+
+
+def _check_optimizer(config: TrainConfig) -> None:
+    name = config.opt.lower()
+    # timm takes the prefix off itself, but does not list such names.
+    info = get_optimizer_info(name.removeprefix("lookahead_"))
+    if info.second_order:
+        raise UserError(f"--opt {config.opt} needs second derivatives, which training here does not take; try adamw")
+    if name.startswith("lookahead_") and config.strategy == "fsdp2":
+        raise UserError(
+            f"--opt {config.opt} does not go with --strategy fsdp2: a resumed run could not shard its slow weights; "
+            f"try {name.removeprefix('lookahead_')}, or --strategy ddp"
+        )
+    package = info.opt_class.partition(".")[0] if isinstance(info.opt_class, str) else ""
+    if package not in _PACKAGES:
+        return
+    if importlib.util.find_spec(package) is None:
+        raise UserError(
+            f"--opt {config.opt} needs the package {package}, which is not here: {_PACKAGES[package]}, or try adamw"
+        )
+    if not torch.cuda.is_available():
+        raise UserError(f"--opt {config.opt} needs a CUDA device; try adamw")
 
 
 def make_objective(config: TrainConfig, num_classes: int, class_weights: torch.Tensor | None = None) -> Classification:
@@ -201,18 +228,21 @@ def make_logger(kind: str, out: Path) -> Any:
         ) from error
 
 
-# The options that decide what a checkpoint holds, or what the rest of a run computes.
+# The options that decide what a checkpoint holds, or what the rest of a run computes; those that choose its pictures
+# show in the fingerprint.
 _IDENTITY = (
     "task", "model", "model_args", "img_size", "patch_size", "in_chans", "opt", "lr", "min_lr",
     "warmup_epochs", "weight_decay", "layer_decay", "clip_grad", "drop_path", "balance", "smoothing", "mixup", "cutmix",
-    "aa", "color_jitter", "hflip", "reprob", "model_ema", "model_ema_decay", "seed",
+    "aa", "color_jitter", "hflip", "scale", "reprob", "model_ema", "model_ema_decay", "seed",
     "streaming", "steps_per_epoch", "shuffle_window", "classes",
 )  # fmt: skip
 
 
 def identity(config: TrainConfig) -> dict[str, Any]:
     """The options that must not differ between a checkpoint and the `config.yaml` beside it."""
-    return {name: getattr(config, name) for name in _IDENTITY}
+    found = {name: getattr(config, name) for name in _IDENTITY}
+    # config.yaml has lists alone, so a pair and a list must be the same here.
+    return found | {"scale": list(config.scale or (1.0, 1.0))}
 
 
 def fingerprint(splits: Splits) -> str:

@@ -7,7 +7,6 @@ import math
 import shlex
 import statistics
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,46 +21,15 @@ from jumbo_vit.tasks.build import save_config, versions
 from jumbo_vit.tasks.config import TrainConfig
 from jumbo_vit.tasks.fabric import make_fabric, on_main
 from jumbo_vit.tasks.measure_folder import evaluate
+from jumbo_vit.tasks.members import Member, Unreadable, begin, members
 from jumbo_vit.tasks.state import claim_out
 
 CONFIDENCE = 0.95
 
-One = Callable[[TrainConfig], tuple[dict[str, Any], int]]
-"""Makes one run, or goes on with it where it stands; a finished one only gives its summary. Besides the summary the
-number of the signal that asked for a stop when the run had nothing left to do, or 0."""
-
-
-@dataclass(frozen=True)
-class Member:
-    """One run of several.
-
-    Args:
-        name: Its folder in that of all.
-        seed: Its seed.
-        fold: Its fold, counted from 1, or None.
-        config: Its complete options.
-    """
-
-    name: str
-    seed: int
-    fold: int | None
-    config: TrainConfig
-
-
-def members(config: TrainConfig, out: Path) -> list[Member]:
-    """The runs that `--folds` and `--seeds` ask for, seed by seed, in `out`.
-
-    What is held out is fixed by the first seed, so that seeds differ in weights, order and augmentation alone.
-    """
-    found = []
-    folds = range(1, config.folds + 1) if config.folds and config.fold is None else [config.fold]
-    for seed in range(config.seed, config.seed + config.seeds):
-        for fold in folds:
-            parts = [f"seed-{seed}"] * (config.seeds > 1) + [f"fold-{fold}"] * (len(folds) > 1)
-            changes: dict[str, Any] = {"seed": seed, "seeds": 1, "fold": fold, "split_seed": config.held_out_seed}
-            own = dataclasses.replace(config, **changes, out=str(out.joinpath(*parts)), resume=None)
-            found.append(Member("/".join(parts), seed, fold, own))
-    return found
+One = Callable[[TrainConfig, Unreadable], tuple[dict[str, Any], int]]
+"""Makes one run, or goes on with it where it stands; a finished one only gives its summary. Besides the options it is
+given the pictures that cannot be read. Besides the summary it gives the number of the signal that asked for a stop when
+the run had nothing left to do, or 0."""
 
 
 def repeat(config: TrainConfig, one: One, resumed: bool = False) -> dict[str, Any]:
@@ -80,24 +48,26 @@ def repeat(config: TrainConfig, one: One, resumed: bool = False) -> dict[str, An
     fabric, _ = make_fabric(config.device, config.devices, config.nodes, config.strategy, config.precision, 0)
     main = bool(fabric.is_global_zero)
 
-    def prepare() -> tuple[str, dict[str, Any]]:
+    def prepare() -> tuple[str, dict[str, Any], Unreadable]:
+        out = Path(config.out or ".") if resumed else claim_out(config)
         splits = open_data(config.data, config.task, config.held_out_seed, config.val_fraction)
         facts = _facts(config, splits)
-        out = Path(config.out or ".") if resumed else claim_out(config)
+        unreadable, notes = begin(config, out, splits, resumed)
+        facts["notes"] += notes
         save_config(out, dataclasses.replace(config, out=str(out)))
-        return str(out), facts
+        return str(out), facts, unreadable
 
-    where, facts = on_main(fabric, prepare)
+    where, facts, unreadable = on_main(fabric, prepare)
     out = Path(where)
     plan, done = members(config, out), list[dict[str, Any]]()
     if main:
         print("\n".join(f"  {note}" for note in [f"{len(plan)} runs in {out}", *facts["notes"]]), flush=True)
-    known = _known_scores(out)
+    known = _known_scores(out) if main else {}
     for number, member in enumerate(plan, start=1):
         if main:
             print(f"\nrun {number} of {len(plan)}: {member.name}", flush=True)
         try:
-            found, stop = one(member.config)
+            found, stop = one(member.config, unreadable)
         except SystemExit:
             _say_stopped(number - 1, len(plan), where, main)
             raise
@@ -149,12 +119,16 @@ def _known_scores(out: Path) -> dict[tuple[str, int, int], float]:
     path = out / "summary.json"
     if not path.is_file():
         return {}
-    rows = json.loads(path.read_text(encoding="utf-8")).get("runs", [])
-    return {
-        (row["run"], row["epochs"], row["best_epoch"]): row["held_out_score"]
-        for row in rows
-        if row["held_out_score"] is not None
-    }
+    try:
+        rows = json.loads(path.read_text(encoding="utf-8"))["runs"]
+        return {
+            (row["run"], row["epochs"], row["best_epoch"]): row["held_out_score"]
+            for row in rows
+            if row["held_out_score"] is not None
+        }
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        print(f"  {path} cannot be read ({error}): it is written anew, and all models are scored again", flush=True)
+        return {}
 
 
 def _row(

@@ -9,6 +9,7 @@ from typing import Any
 from jumbo_vit.errors import UserError
 from jumbo_vit.tasks.build import load_config
 from jumbo_vit.tasks.config import TrainConfig, with_defaults
+from jumbo_vit.tasks.members import MemberRun, Unreadable, check_options, check_state
 from jumbo_vit.tasks.repeat import repeat
 from jumbo_vit.tasks.run import Run
 from jumbo_vit.tasks.state import Progress, find_state, holds_run
@@ -57,12 +58,12 @@ def _resume(config: TrainConfig, where: str, stream: Any, classes: Sequence[str]
     return _go_on(where, config.epochs, stream, classes)[0]
 
 
-def _begin_or_go_on(config: TrainConfig) -> tuple[dict[str, Any], int]:
+def _begin_or_go_on(config: TrainConfig, unreadable: Unreadable) -> tuple[dict[str, Any], int]:
     """One of several runs, from the start or from where it stands; and the signal that came at its very end, or 0."""
     out = Path(config.out or ".")
     if holds_run(out):
-        return _go_on(str(out), config.epochs)
-    run = Run(config)
+        return _go_on(str(out), config.epochs, plan=config)
+    run = MemberRun(config, unreadable)
     return run.train(), run.stop
 
 
@@ -74,18 +75,29 @@ def _raised(saved: TrainConfig, epochs: int | None) -> int:
 
 
 def _go_on(
-    where: str, epochs: int | None, stream: Any = None, classes: Sequence[str] | None = None
+    where: str,
+    epochs: int | None,
+    stream: Any = None,
+    classes: Sequence[str] | None = None,
+    plan: TrainConfig | None = None,
 ) -> tuple[dict[str, Any], int]:
+    """Go on with a run; one of several has to be what its `plan` says."""
     out, content, progress = find_state(where)
     saved = load_config(out)
+    if plan is not None:
+        check_options(out, saved, plan)
+        # It may have been made on another machine; its pictures are compared, not their place.
+        saved = dataclasses.replace(saved, data=plan.data)
     # The folder may have been moved, and a lengthened run may have been killed before its first state.
     saved = dataclasses.replace(saved, out=str(out), epochs=_raised(saved, epochs))
     assert saved.epochs is not None
     raised = saved.epochs > content["epochs"]
     if progress.finished and not raised and (out / "summary.json").is_file():
+        if plan is not None:
+            check_state(out, saved, plan, content)
+        summary = _finished_summary(out)
         how = "stopped early" if progress.stopped_early else f"all {saved.epochs} epochs"
         print(f"{out}: the run is finished ({how}); to go on, raise --epochs")
-        summary: dict[str, Any] = json.loads((out / "summary.json").read_text(encoding="utf-8"))
         return summary, 0
     the_same_stream(saved, stream, classes)
     if raised:
@@ -93,3 +105,16 @@ def _go_on(
         progress.stale = 0
     run = _run(saved, stream, content, progress)
     return run.train(), run.stop
+
+
+def _finished_summary(out: Path) -> dict[str, Any]:
+    path = out / "summary.json"
+    try:
+        summary = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        summary = None
+    if not isinstance(summary, dict) or "score" not in summary:
+        raise UserError(
+            f"{path} is cut off or no summary of a run: remove it and resume again, it is then written anew"
+        )
+    return summary
