@@ -27,7 +27,7 @@ import torch
 from torch import Tensor, nn
 
 import jumbo_vit
-from jumbo_vit.files import write_bytes, write_json
+from jumbo_vit.files import write_bytes, write_json, write_text
 from jumbo_vit.measure.roofline import measure_ceilings, products
 from jumbo_vit.measure.timing import alternate
 from jumbo_vit.measure.versus import commit, machine, official_model, same_weights
@@ -241,6 +241,38 @@ def draw(parts: list[dict[str, Any]], path: Path) -> None:
     write_bytes(path, buffer.getvalue())
 
 
+def tables(out: Path) -> str:
+    """All parts in `out` as Markdown: ratios of the forms of our sizes, and the rivals' fastest forms."""
+    own = [json.loads(file.read_text()) for file in sorted(out.glob("*_b*.json")) if not file.stem.startswith("rivals")]
+    own.sort(key=lambda part: (OWN_SIZES.index(part["size"]), part["batch"]))
+    forms = list(dict.fromkeys(row["form"] for part in own for row in part["rows"]))
+    names = [f"{part['size']} {part['batch']}" for part in own]
+    lines = ["Ratios over the authors' code in eager fp32 (its milliseconds in the first row), by size and batch.", ""]
+    lines += [f"| form | {' | '.join(names)} |", f"|---|{'---|' * len(names)}"]
+    for form in forms:
+        cells = []
+        for part in own:
+            row = next(row for row in part["rows"] if row["form"] == form)
+            first = form == "official fp32"
+            cells.append(f"{row['median_s'] * 1e3:.0f} ms" if first else f"{row['ratio']:.2f}")
+        lines.append(f"| {form} | {' | '.join(cells)} |")
+    for kind, form in (("fp32", "optimize fp32"), ("bf16", "optimize bf16")):
+        shares = [
+            part["roofline_s"][kind] / next(row["median_s"] for row in part["rows"] if row["form"] == form)
+            for part in own
+        ]
+        lines.append(f"| {form}: share of the roofline | {' | '.join(f'{share:.0%}' for share in shares)} |")
+    for file in sorted(out.glob("rivals_b*.json"), key=lambda file: int(file.stem.rpartition("b")[2])):
+        part = json.loads(file.read_text())
+        lines += ["", f"Batch {part['batch']}: each network in its fastest form here, by published top-1.", ""]
+        lines += ["| network | published top-1 | fastest form | pictures a second |", "|---|---|---|---|"]
+        best = sorted((row for row in part["rows"] if row["fastest"]), key=lambda row: -row["top1"])
+        lines += [
+            f"| {row['model']} | {row['top1']:.2f} | {row['form']} | {row['images_per_second']:.1f} |" for row in best
+        ]
+    return "\n".join(lines) + "\n"
+
+
 def main() -> None:
     """Run the parts that are not there yet, then draw."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -281,6 +313,7 @@ def main() -> None:
     rivals = sorted(args.out.glob("rivals_b*.json"), key=lambda file: int(file.stem.rpartition("b")[2]))
     if rivals:
         draw([json.loads(file.read_text()) for file in rivals], args.out / "pareto.png")
+    write_text(args.out / "TABLES.md", tables(args.out))
 
 
 if __name__ == "__main__":

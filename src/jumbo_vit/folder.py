@@ -61,6 +61,8 @@ def make_model(name: str, **kwargs: Any) -> nn.Module:
     except UserError:
         raise
     except Exception as error:  # a wrong value makes a constructor raise anything, by where it is first used
+        if kwargs.get("pretrained") and isinstance(error, OSError | RuntimeError):
+            raise  # the weights cannot be had, which the caller words
         raise UserError(f"{name} cannot be made with {kwargs}: {error}") from error
     return model
 

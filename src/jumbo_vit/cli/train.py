@@ -34,6 +34,8 @@ GROUPS = {
 
 def run(config: Config) -> None:
     """Train; the run itself says how it went and what to try next."""
+    from jumbo_vit.memory import keep_freed_memory
     from jumbo_vit.tasks.train import train
 
+    keep_freed_memory()  # this process does nothing but train; a library would have to ask
     train(config)
