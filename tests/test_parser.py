@@ -500,3 +500,13 @@ def test_main_takes_the_words_of_the_process(monkeypatch: pytest.MonkeyPatch, fa
     monkeypatch.setattr(sys, "argv", ["jumbo-vit", "flags", "--img-size", "7"])
     assert jumbo_vit_command.main() == 0
     assert fake.configs[0].img_size == 7
+
+
+def test_a_locked_folder_is_the_users_case(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def locked(self: Path) -> bool:
+        raise PermissionError(13, "Permission denied", str(self))
+
+    monkeypatch.setattr(Path, "exists", locked)
+    assert parser.main(["evaluate", "/locked/model", "--data", "digits"]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1 and "no permission for /locked/model: change its rights" in error

@@ -311,6 +311,10 @@ def main(argv: Sequence[str]) -> int:
             # As the shell reports any program whose reader left. The rest of the buffer must not be flushed at exit.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return 141
+        if isinstance(error, PermissionError) and error.filename is not None:
+            # Whatever was looked at in a locked folder, the reader's case is the same.
+            print(f"{PROGRAM}: error: no permission for {error.filename}: change its rights", file=sys.stderr)
+            return 2
         traceback.print_exc()
         print(
             f"{PROGRAM}: this is a fault in {PROGRAM} {__version__}; please report it with the lines above",

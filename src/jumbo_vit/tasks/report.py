@@ -59,10 +59,10 @@ def report_file(folder: str) -> Path:
     advice = "give a new or empty folder, or one with an earlier report"
     if not folder.strip():
         raise UserError(f"--report is empty: {advice}")
-    if path.exists() and not path.is_dir():
-        raise UserError(f"--report {shown(folder)} is a file: {advice}")
     page = path / NAME
     try:
+        if path.exists() and not path.is_dir():
+            raise UserError(f"--report {shown(folder)} is a file: {advice}")
         path.mkdir(parents=True, exist_ok=True)
         # What an interrupted writing left behind is no one's file.
         others = [entry.name for entry in path.iterdir() if entry.name != f".{NAME}.part"]
