@@ -134,3 +134,16 @@ def test_a_file_of_another_architecture_is_refused(tmp_path: Path) -> None:
     first, second = NAMES
     with pytest.raises(UserError, match=r"missing: .*norm3\.weight.*unknown: cls_token.*reg_token \(1, 16, 16\)"):
         read(first, write(make(second), tmp_path / "w.pth"), num_classes=9)
+
+
+@pytest.mark.parametrize("lost", ["head.bias", "head.weight"])
+def test_half_a_head_is_missing_or_all_new_and_never_a_fault_of_timm(lost: str, tmp_path: Path) -> None:
+    state = timm.create_model("jumbo_vit_test_patch8_32").state_dict()
+    del state[lost]
+    torch.save(state, tmp_path / "half.pth")
+    overlay = {"file": str(tmp_path / "half.pth")}
+    if lost == "head.bias":
+        with pytest.raises(UserError, match=r"missing: head\.bias"):
+            timm.create_model("jumbo_vit_test_patch8_32", pretrained=True, pretrained_cfg_overlay=overlay)
+    else:  # without its weight there is no head, and a new one is announced
+        timm.create_model("jumbo_vit_test_patch8_32", pretrained=True, pretrained_cfg_overlay=overlay)

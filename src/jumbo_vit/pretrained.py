@@ -91,7 +91,8 @@ def _check_all_there(
             return value.shape[:1] == mine.shape[:1] and value.shape[2:] == mine.shape[2:]
         return value.shape == mine.shape
 
-    missing = [name for name in own if name not in adapted and name not in free]
+    new = set() if any(name in adapted for name in free) else free  # half a head is no head
+    missing = [name for name in own if name not in adapted and name not in new]
     unknown = [name for name in adapted if name not in own and name not in free]
     shapes = [
         f"{name} {tuple(adapted[name].shape)} instead of {tuple(mine.shape)}"
