@@ -147,3 +147,14 @@ def test_half_a_head_is_missing_or_all_new_and_never_a_fault_of_timm(lost: str, 
             timm.create_model("jumbo_vit_test_patch8_32", pretrained=True, pretrained_cfg_overlay=overlay)
     else:  # without its weight there is no head, and a new one is announced
         timm.create_model("jumbo_vit_test_patch8_32", pretrained=True, pretrained_cfg_overlay=overlay)
+
+
+@pytest.mark.parametrize("model", ["jumbo_vit_test_patch8_32", "naflexvit_jumbo_pico_patch16"])
+@pytest.mark.parametrize("lost", ["pos_embed", "patch_embed.proj.weight"])
+@pytest.mark.parametrize("shape", [(), (32,), (1, 16, 32, 1, 1)])
+def test_a_tensor_with_other_dimensions_is_named(model: str, lost: str, shape: tuple[int, ...], tmp_path: Path) -> None:
+    state = timm.create_model("jumbo_vit_test_patch8_32").state_dict()
+    state[lost] = torch.zeros(shape)
+    torch.save(state, tmp_path / "odd.pth")
+    with pytest.raises(UserError, match=f"the checkpoint's {lost} has the shape"):
+        timm.create_model(model, pretrained=True, pretrained_cfg_overlay={"file": str(tmp_path / "odd.pth")})

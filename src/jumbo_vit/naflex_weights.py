@@ -10,7 +10,7 @@ from torch import Tensor
 
 from jumbo_vit.checkpoints import plain_names
 from jumbo_vit.errors import UserError
-from jumbo_vit.pretrained import account_for, announce_grid, no_grid
+from jumbo_vit.pretrained import account_for, announce_grid, check_dimensions, no_grid
 
 
 def adapt_checkpoint(state: dict[str, Tensor], model: NaFlexVit) -> dict[str, Tensor]:
@@ -25,6 +25,8 @@ def adapt_checkpoint(state: dict[str, Tensor], model: NaFlexVit) -> dict[str, Te
     state = plain_names(state)
     own = model.state_dict()
     cfg = cast(dict[str, Any], model.pretrained_cfg)
+    check_dimensions(state, {"patch_embed.proj.weight": (4,), "pos_embed": (3,)})
+    check_dimensions(state, {"embeds.proj.weight": (2,), "embeds.pos_embed": (3, 4)})
     plain = state.pop("patch_embed.proj.weight", None)
     if plain is not None:
         names = {"pos_embed": "embeds.pos_embed", "reg_token": "embeds.reg_token"}

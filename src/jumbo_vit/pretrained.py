@@ -39,6 +39,21 @@ def account_for(adapted: Mapping[str, Tensor], own: Mapping[str, Tensor], cfg: d
     return taken
 
 
+def check_dimensions(state: Mapping[str, Tensor], wanted: Mapping[str, tuple[int, ...]]) -> None:
+    """Refuse tensors, by name, that have another number of dimensions than those in `wanted`, before they are resampled.
+
+    Raises:
+        UserError: One does; its shape is named.
+    """
+    for name, dimensions in wanted.items():
+        value = state.get(name)
+        if value is not None and value.ndim not in dimensions:
+            expected = " or ".join(map(str, dimensions))
+            raise UserError(
+                f"the checkpoint's {name} has the shape {tuple(value.shape)}, where {expected} dimensions are expected"
+            )
+
+
 def announce_grid(read: tuple[int, ...], own: tuple[int, ...]) -> None:
     """Say that positions were read as one grid where the model's own has as many, so that the reading may be wrong."""
     if read != own and read[0] * read[1] == own[0] * own[1]:

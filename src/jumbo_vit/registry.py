@@ -13,7 +13,7 @@ from jumbo_vit import jumboized, naflex  # noqa: F401  (they register their own 
 from jumbo_vit.baselines import BaselineVisionTransformer
 from jumbo_vit.checkpoints import plain_names
 from jumbo_vit.errors import UserError
-from jumbo_vit.pretrained import account_for, announce_grid, no_grid
+from jumbo_vit.pretrained import account_for, announce_grid, check_dimensions, no_grid
 from jumbo_vit.sizes import BASELINE_NAMES, MODEL_NAMES, REGISTERS, SIZES, Size
 from jumbo_vit.trunk import PaperVisionTransformer
 from jumbo_vit.vit import JumboVisionTransformer
@@ -58,12 +58,13 @@ def adapt_checkpoint(state: dict[str, Tensor], model: PaperVisionTransformer) ->
     """
     state = plain_names(state)
     own, cfg = model.state_dict(), cast(dict[str, Any], model.pretrained_cfg)
+    check_dimensions(state, {"pos_embed": (3,), _PROJECTION: (2, 4)})
     adapted: dict[str, Tensor] = {}
     failure = ""
     try:
         adapted = checkpoint_filter_fn(state, model)
-    except RuntimeError as error:
-        failure = str(error).splitlines()[0]
+    except Exception as error:  # of many kinds, by the shape that the filter did not expect
+        failure = (str(error).splitlines() or [type(error).__name__])[0]
     positions, fitted, mine = (s.get("pos_embed") for s in (state, adapted, own))
     if positions is not None and mine is not None and (fitted is None or fitted.shape[1] != mine.shape[1]):
         raise no_grid(positions.shape[1], cfg)
