@@ -40,7 +40,7 @@ def account_for(adapted: Mapping[str, Tensor], own: Mapping[str, Tensor], cfg: d
 
 
 def check_dimensions(state: Mapping[str, Tensor], wanted: Mapping[str, tuple[int, ...]]) -> None:
-    """Refuse tensors, by name, that have another number of dimensions than those in `wanted`, before they are resampled.
+    """Refuse tensors that have another number of dimensions than `wanted` says by name, before they are resampled.
 
     Raises:
         UserError: One does; its shape is named.
