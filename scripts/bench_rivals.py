@@ -28,6 +28,7 @@ from torch import Tensor, nn
 
 import jumbo_vit
 from jumbo_vit.files import write_bytes, write_json, write_text
+from jumbo_vit.measure.profile import KINDS, shares
 from jumbo_vit.measure.roofline import measure_ceilings, products
 from jumbo_vit.measure.timing import alternate
 from jumbo_vit.measure.versus import commit, machine, official_model, same_weights
@@ -36,6 +37,7 @@ from jumbo_vit.sizes import SIZES, baseline_name, model_name
 Form = Callable[[Tensor], Any]
 OWN_SIZES = ("pico", "nano", "tiny", "small", "base")
 BATCHES = (1, 8, 32)
+PROFILED = ("ours fp32", "optimize fp32", "optimize bf16", "optimize int8-jumbo")
 PIXELS = 224
 # timm's names with the tags whose accuracy at 224 px is quoted; FlexiViT's is at 240 px.
 RIVALS = (
@@ -127,6 +129,8 @@ def own_forms(size: str, clone: Path, images: Tensor) -> tuple[dict[str, Form], 
         "openvino fp32": openvino_form(ours, images, "f32"),
         "openvino bf16": openvino_form(ours, images, "bf16"),
     }
+    if len(images) == 1:
+        forms["optimize fp32, compiled"] = jumbo_vit.optimize(ours, "fp32", compile=True)
     expected = forms["ours fp32"](images)
     apart = {name: float((form(images) - expected).norm() / expected.norm()) for name, form in forms.items()}
     forms["vit-pytorch JumboViT fp32"] = in_inference(other_jumbo(size))
@@ -158,7 +162,8 @@ def measure_own(size: str, batch: int, args: argparse.Namespace) -> dict[str, An
         }
         for name, timing in timings.items()
     ]
-    return {"size": size, "batch": batch, "pixels": PIXELS, "roofline_s": limits, "rows": rows}
+    parts = {name: shares(lambda form=form: form(images), batch) for name, form in forms.items() if name in PROFILED}
+    return {"size": size, "batch": batch, "pixels": PIXELS, "roofline_s": limits, "rows": rows, "shares": parts}
 
 
 def rival_forms(name: str, images: Tensor) -> dict[str, Form]:
@@ -187,6 +192,8 @@ def measure_rivals(batch: int, args: argparse.Namespace) -> dict[str, Any]:
         model = timm.create_model(model_name(size)).eval()
         own = {"fp32": in_inference(model)}
         own |= {f"optimize {kind}": jumbo_vit.optimize(model, kind) for kind in ("fp32", "bf16", "int8-jumbo")}
+        if batch == 1:
+            own["optimize fp32, compiled"] = jumbo_vit.optimize(model, "fp32", compile=True)
         own["openvino bf16"] = openvino_form(model, images[PIXELS], "bf16")
         for form, call in own.items():
             forms[f"{model_name(size)}|{form}"] = lambda call=call: call(images[PIXELS])
@@ -252,7 +259,10 @@ def tables(out: Path) -> str:
     for form in forms:
         cells = []
         for part in own:
-            row = next(row for row in part["rows"] if row["form"] == form)
+            row = next((row for row in part["rows"] if row["form"] == form), None)
+            if row is None:
+                cells.append("-")
+                continue
             first = form == "official fp32"
             cells.append(f"{row['median_s'] * 1e3:.0f} ms" if first else f"{row['ratio']:.2f}")
         lines.append(f"| {form} | {' | '.join(cells)} |")
@@ -262,6 +272,12 @@ def tables(out: Path) -> str:
             for part in own
         ]
         lines.append(f"| {form}: share of the roofline | {' | '.join(f'{share:.0%}' for share in shares)} |")
+    lines += ["", "Where a forward pass spends its time, as the profiler sees it.", ""]
+    lines += [f"| size, batch, form | {' | '.join(KINDS)} |", f"|---|{'---|' * len(KINDS)}"]
+    for part in own:
+        for form, found in part["shares"].items():
+            cells = [f"{found[kind]:.0%}" for kind in KINDS]
+            lines.append(f"| {part['size']} {part['batch']}, {form} | {' | '.join(cells)} |")
     for file in sorted(out.glob("rivals_b*.json"), key=lambda file: int(file.stem.rpartition("b")[2])):
         part = json.loads(file.read_text())
         lines += ["", f"Batch {part['batch']}: each network in its fastest form here, by published top-1.", ""]

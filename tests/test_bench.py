@@ -18,6 +18,7 @@ from jumbo_vit.measure import plan as planning
 from jumbo_vit.measure.bench import PRECISIONS, peak_memory, prepared, saved_tensors, training_step
 from jumbo_vit.measure.cost import attention_macs, macs
 from jumbo_vit.measure.plan import Workload, costs, fit, fitting, heads, plan
+from jumbo_vit.measure.profile import KINDS, kind_of, shares
 from jumbo_vit.measure.roofline import Ceilings, Product, gmacs, measure_ceilings, products
 from jumbo_vit.measure.timing import Timing, alternate
 from jumbo_vit.sizes import BASELINE_NAMES, MODEL_NAMES, SIZES
@@ -116,6 +117,37 @@ def test_every_precision_gives_the_models_answers(precision: str):
     assert float((out.float() - model(images)).norm() / model(images).norm()) < 0.05
 
 
+@pytest.mark.parametrize(
+    ("name", "shapes", "kind"),
+    [
+        ("aten::addmm", [[64], [2, 32], [32, 64]], "single-row products"),
+        ("aten::addmm", [[64], [34, 32], [32, 64]], "other products"),
+        ("mkldnn::_linear_pointwise", [[2, 32], [64, 32], [64]], "single-row products"),
+        ("aten::_scaled_dot_product_flash_attention_for_cpu", [[2, 2, 17, 16]] * 3, "attention"),
+        ("aten::native_layer_norm", [[2, 17, 32]], "norms"),
+        ("aten::mkldnn_convolution", [[2, 3, 32, 32]], "convolutions"),
+        ("aten::gelu_", [[2, 64]], "values"),
+        ("aten::add_", [[2, 64], [2, 64]], "values"),
+        ("aten::linear", [[2, 32], [64, 32]], "starting"),
+        ("aten::as_strided", [[2, 32]], "starting"),
+        ("passes", [], "starting"),
+    ],
+)
+def test_kinds_of_work(name: str, shapes: list[list[int]], kind: str):
+    assert kind_of(name, shapes, batch=2) == kind
+
+
+def test_shares_are_the_parts_of_a_pass():
+    model, x = nn.Linear(2048, 2048), torch.randn(64, 2048)
+    with torch.no_grad():
+        wide = shares(lambda: model(x), batch=1, repeats=2)
+        single = shares(lambda: model(x), batch=64, repeats=2)
+    assert list(wide) == list(KINDS) and sum(wide.values()) == pytest.approx(1.0)
+    assert wide["single-row products"] == 0 and wide["other products"] > 0
+    assert single["other products"] == 0 and single["single-row products"] > 0
+    assert wide["attention"] == wide["norms"] == wide["convolutions"] == 0
+
+
 def test_an_unknown_precision_is_refused():
     with pytest.raises(UserError, match="did you mean bf16"):
         prepared(timm.create_model(TEST_MODEL), "bf61")
@@ -197,6 +229,11 @@ class TestPlanCommand:
 
 
 class TestBenchCommand:
+    def test_a_profile(self, capsys: pytest.CaptureFixture[str]):
+        words = ["--size", "32", "--batch-sizes", "1", "--repeats", "3", "--profile"]
+        main(["bench", "--models", TEST_MODEL, *words])
+        assert f"{TEST_MODEL} fp32 at batch 1: single-row products " in capsys.readouterr().out
+
     def test_rows_in_every_form(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
         files = {kind: tmp_path / f"bench.{kind}" for kind in ("csv", "json", "png")}
         words = ["--models", f"{TEST_MODEL},vit_micro_cls", "--batch-sizes", "1", "3", "--size", "32", "--repeats", "3"]

@@ -204,3 +204,29 @@ class TestRefused:
                 change()
         with pytest.raises(UserError, match="save the model"):
             pickle.dumps(fast)
+
+
+def test_a_compiled_single_picture_is_the_model_within_1e_5():
+    model = alive(timm.create_model(TEST_MODEL))
+    fast = optimize(model, compile=True)
+    images = torch.randn(2, 3, 32, 32)
+    one = fast(images[:1])
+    assert relative(one, model(images[:1])) < 1e-5 and not one.requires_grad
+    assert torch.equal(fast(images[:1]), one)
+    assert relative(fast(images), model(images)) < 1e-5
+    assert len(list(fast.parameters())) == len(list(optimize(model).parameters()))
+
+
+@pytest.mark.parametrize("precision", ["bf16", "int8-jumbo"])
+def test_compiling_is_for_fp32(precision: Any):
+    with pytest.raises(UserError, match="fp32 only"):
+        optimize(timm.create_model(TEST_MODEL), precision, compile=True)
+
+
+def test_compiling_without_a_compiler_is_one_line(monkeypatch: pytest.MonkeyPatch):
+    from torch._inductor import config
+
+    monkeypatch.setattr(config.cpp, "cxx", ("no-such-compiler",))
+
+    with pytest.raises(UserError, match="install g\\+\\+"):
+        optimize(timm.create_model(TEST_MODEL), compile=True)

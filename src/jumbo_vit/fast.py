@@ -34,7 +34,7 @@ INT8_UP_TO = 4
 _pointwise = torch.ops.mkldnn._linear_pointwise
 
 
-def optimize(model: nn.Module, precision: Precision = "fp32") -> "FastVit":
+def optimize(model: nn.Module, precision: Precision = "fp32", compile: bool = False) -> "FastVit":
     """A copy of a model for inference on this CPU: the same call, (B, C, H, W) to logits (B, num_classes).
 
     The model itself stays as it is, and later changes to it do not reach the copy. What is done by batch size, without
@@ -46,14 +46,19 @@ def optimize(model: nn.Module, precision: Precision = "fp32") -> "FastVit":
         precision: "fp32" gives the model's outputs within 1e-5; "bf16" holds the blocks' weights and activations in
             bfloat16 (norms, softmax and sums are computed in fp32 inside their kernels), for CPUs with fast bf16;
             "int8-jumbo" is bf16 with the Jumbo FFN's weights in 8 bits, one scale a row.
+        compile: Run single pictures through torch.compile, which pays there and in fp32 only. The first of each size
+            then takes about half a minute, and a C++ compiler must be there.
 
     Raises:
-        UserError: An unknown precision, a model on another device, or a part that is not known here, which is named.
+        UserError: An unknown precision, a model on another device, a part that is not known here, which is named, or
+            `compile` in another precision or without a compiler.
     """
     if precision not in PRECISIONS:
         known = ", ".join(PRECISIONS)
         raise UserError(f"precision={precision!r} is unknown; use one of {known}{nearest(precision, PRECISIONS)}")
-    return FastVit(model, precision)
+    if compile and precision != "fp32":
+        raise UserError(f"compile=True pays in fp32 only, not in {precision}: leave compile out, or use fp32")
+    return FastVit(model, precision, compile)
 
 
 class FastVit(nn.Module):
@@ -62,7 +67,7 @@ class FastVit(nn.Module):
     `num_classes`, `num_features` and `pretrained_cfg` are the model's.
     """
 
-    def __init__(self, model: nn.Module, precision: Precision) -> None:
+    def __init__(self, model: nn.Module, precision: Precision, compile: bool = False) -> None:
         super().__init__()
         _check_model(model, precision)
         self.precision = precision
@@ -78,10 +83,15 @@ class FastVit(nn.Module):
         self.steps = [FastBlock(cast(Block, block), self.dtype, int8, packed) for block in whole.blocks]
         self.num_classes, self.num_features = whole.num_classes, whole.num_features
         self.pretrained_cfg = getattr(whole, "pretrained_cfg", None)
+        self.single = (_compiled(whole),) if compile else ()  # in a tuple, so that it is no submodule
         self.eval()
 
     def forward(self, images: Tensor) -> Tensor:
         """(B, C, H, W) -> (B, num_classes), or what the model's pool gives where it has no head."""
+        if self.single and len(images) == 1:
+            with torch.no_grad():
+                out: Tensor = self.single[0](images.float())
+                return out
         with torch.inference_mode():
             return self.compute(images)
 
@@ -285,6 +295,20 @@ def _norm(norm: nn.Module) -> Callable[[Tensor], Tensor]:
 
 def _gamma(scale: nn.Module) -> Tensor | None:
     return _own(scale.gamma) if isinstance(scale, LayerScale) else None
+
+
+def _compiled(model: nn.Module) -> Callable[[Tensor], Tensor]:
+    """A copy of a model, compiled with its weights as constants and without Python between the kernels."""
+    from torch._inductor.cpp_builder import get_cpp_compiler
+    from torch._inductor.exc import InvalidCxxCompiler
+
+    try:
+        get_cpp_compiler()
+    except InvalidCxxCompiler:
+        raise UserError("compile=True needs a C++ compiler, and none was found: install g++, or leave it out") from None
+    frozen = copy.deepcopy(model).float().eval().requires_grad_(False)
+    compiled = torch.compile(frozen, dynamic=False, options={"freezing": True, "cpp_wrapper": True})
+    return cast(Callable[[Tensor], Tensor], compiled)
 
 
 def _check_model(model: nn.Module, precision: str) -> None:

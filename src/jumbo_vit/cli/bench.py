@@ -13,8 +13,9 @@ class Config:
         batch_sizes: Pictures in a batch.
         size: Side of the square pictures in pixels, or HEIGHTxWIDTH.
         precision: How they run, several allowed; bf16 and fp16 hold everything in that type, autocast computes products
-            in bfloat16, optimized-... is what jumbo_vit.optimize makes of a model.
+            in bfloat16, optimized-... is what jumbo_vit.optimize makes of a model (-compiled: with compile=True).
         training: Measure a training step too, and the bytes it keeps (precisions fp32 and autocast).
+        profile: Say where the time of a forward pass goes, by kind of work (CPU only).
         repeats: Rounds; in each every model runs once.
         threads: Threads on a CPU; default PyTorch's own choice.
         device: Where to compute.
@@ -27,9 +28,11 @@ class Config:
     batch_sizes: list[int] = field(default_factory=lambda: [1, 8, 32])
     size: str = "224"
     precision: list[
-        Literal["fp32", "bf16", "fp16", "autocast", "optimized-fp32", "optimized-bf16", "optimized-int8-jumbo"]
+        Literal["fp32", "bf16", "fp16", "autocast"]
+        | Literal["optimized-fp32", "optimized-fp32-compiled", "optimized-bf16", "optimized-int8-jumbo"]
     ] = field(default_factory=lambda: ["fp32"])
     training: bool = False
+    profile: bool = False
     repeats: int = 15
     threads: int | None = None
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
@@ -62,14 +65,20 @@ def run(config: Config) -> None:
     device = pick_device(config.device)
     models = _models(config.models, (height, width), device)
     batches = list(dict.fromkeys(config.batch_sizes))
+    precisions: list[str] = list(config.precision)
+    size = (3, height, width)
     rows, left_out, ceilings = compare(
-        models, list(config.precision), batches, (3, height, width), device, config.repeats, config.training
+        models, precisions, batches, size, device, config.repeats, config.training, config.profile
     )
     if not rows:
         raise UserError("nothing could be measured: " + "; ".join(left_out))
     _write(config, rows, left_out, ceilings, device)
     for line in _table(rows):
         print(line)
+    for row in rows:
+        if row.shares:
+            parts = ", ".join(f"{kind} {share:.0%}" for kind, share in row.shares.items())
+            print(f"{row.model} {row.precision} at batch {row.batch}: {parts}")
     for sentence in left_out:
         print(f"not measured: {sentence}")
     for batch, limits in ceilings.items():

@@ -10,14 +10,18 @@ import torch
 from torch import Tensor, nn
 
 from jumbo_vit.errors import UserError, nearest
+from jumbo_vit.measure.profile import shares
 from jumbo_vit.measure.roofline import Ceilings, Product, gmacs, measure_ceilings, products
 from jumbo_vit.measure.timing import Step, Timing, alternate
 
 Forward = Callable[[Tensor], object]
 
-PRECISIONS = ("fp32", "bf16", "fp16", "autocast", "optimized-fp32", "optimized-bf16", "optimized-int8-jumbo")
+PRECISIONS = (
+    *("fp32", "bf16", "fp16", "autocast"),
+    *("optimized-fp32", "optimized-fp32-compiled", "optimized-bf16", "optimized-int8-jumbo"),
+)
 """fp32, bf16, fp16: weights and activations in that type, eager. autocast: fp32 weights, products in bfloat16.
-optimized-...: what `jumbo_vit.optimize` makes of the model."""
+optimized-...: what `jumbo_vit.optimize` makes of the model, -compiled: with `compile=True`."""
 
 TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "autocast": torch.bfloat16}
 
@@ -26,7 +30,8 @@ TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "
 class Row:
     """One model in one precision at one batch size; seconds and bytes, None where something was not measured.
 
-    `baseline_ratio` is the first row's median time at this batch size over this one's: above 1 is faster.
+    `baseline_ratio` is the first row's median time at this batch size over this one's: above 1 is faster. `shares` are
+    the parts of a profiled pass by kind of work (`jumbo_vit.measure.profile`).
     """
 
     model: str
@@ -46,6 +51,7 @@ class Row:
     train_step_median: float | None = None
     train_step_ratio: float | None = None
     saved_tensors: int | None = None
+    shares: dict[str, float] | None = None
 
 
 def prepared(model: nn.Module, precision: str) -> tuple[nn.Module, Forward]:
@@ -60,7 +66,8 @@ def prepared(model: nn.Module, precision: str) -> tuple[nn.Module, Forward]:
     if precision.startswith("optimized-"):
         from jumbo_vit.fast import optimize
 
-        fast = optimize(model, precision.removeprefix("optimized-"))  # type: ignore[arg-type]
+        kept = precision.removeprefix("optimized-").removesuffix("-compiled")
+        fast = optimize(model, kept, compile=precision.endswith("-compiled"))  # type: ignore[arg-type]
         return fast, fast
     kind = TYPES[precision]
     if precision == "autocast":
@@ -149,6 +156,7 @@ def compare(
     device: torch.device,
     repeats: int = 15,
     training: bool = False,
+    profiled: bool = False,
 ) -> tuple[list[Row], list[str], dict[str, Any]]:
     """Measure every model in every precision at every batch size, alternating within a batch size.
 
@@ -165,6 +173,8 @@ def compare(
                 left_out.append(f"{name} in {precision}: {error}")
     if not forms:
         return [], left_out, {}
+    if profiled and device.type != "cpu":
+        left_out.append(f"shares of kinds of work: they are read from a CPU's profile, not from {device.type}")
     rows: list[Row] = []
     limits: dict[str, Any] = {}
     for batch in batches:
@@ -192,9 +202,17 @@ def compare(
                     trainings.get((name, precision)),
                     next(iter(trainings.values()), None),
                     bytes_kept.get((name, precision)),
+                    _shares(form, images, precision) if profiled else None,
                 )
             )
     return rows, left_out, limits
+
+
+def _shares(form: Forward, images: Tensor, precision: str) -> dict[str, float] | None:
+    """Parts of a pass by kind of work; None on a GPU and for compiled code, whose kernels the profiler does not see."""
+    if images.device.type != "cpu" or precision.endswith("-compiled"):
+        return None
+    return shares(_bound(form, images), len(images))
 
 
 def _bound(form: Forward, images: Tensor) -> Step:
@@ -214,7 +232,8 @@ def _training(
 
 
 def _ceilings(all_products: list[Product], precisions: list[str], device: torch.device) -> dict[str, Ceilings]:
-    kinds = {precision: TYPES.get(precision.removeprefix("optimized-"), torch.bfloat16) for precision in precisions}
+    bare = {name: name.removeprefix("optimized-").removesuffix("-compiled") for name in precisions}
+    kinds = {name: TYPES.get(kept, torch.bfloat16) for name, kept in bare.items()}
     measured = {kind: measure_ceilings(all_products, kind, device) for kind in sorted(set(kinds.values()), key=str)}
     return {precision: measured[kind] for precision, kind in kinds.items()}
 
@@ -232,6 +251,7 @@ def _row(
     train: Timing | None,
     first_train: Timing | None,
     kept: int | None,
+    parts: dict[str, float] | None,
 ) -> Row:
     batch = len(images)
     return Row(
@@ -252,4 +272,5 @@ def _row(
         train_step_median=train.median if train else None,
         train_step_ratio=first_train.median / train.median if train and first_train else None,
         saved_tensors=kept,
+        shares=parts,
     )
