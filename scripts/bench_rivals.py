@@ -275,7 +275,7 @@ def tables(out: Path) -> str:
     lines += ["", "Where a forward pass spends its time, as the profiler sees it.", ""]
     lines += [f"| size, batch, form | {' | '.join(KINDS)} |", f"|---|{'---|' * len(KINDS)}"]
     for part in own:
-        for form, found in part["shares"].items():
+        for form, found in part.get("shares", {}).items():
             cells = [f"{found[kind]:.0%}" for kind in KINDS]
             lines.append(f"| {part['size']} {part['batch']}, {form} | {' | '.join(cells)} |")
     for file in sorted(out.glob("rivals_b*.json"), key=lambda file: int(file.stem.rpartition("b")[2])):

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import timm
 import torch
 
 from tests.pictures import TEST_MODEL
@@ -86,6 +87,22 @@ class TestTraining:
         assert all(len(row["seconds"]) == 2 for row in rows)
         # Two halves of a batch keep what the whole does, up to what does not grow with it.
         assert rows[1]["kept_ratio"] == pytest.approx(1.0, abs=0.15)
+
+
+class TestLite0:
+    def test_weights_follow_timms_order(self):
+        module = script("efficientnet_lite0")
+        state = {
+            f"theirs.{place}": value for place, value in enumerate(timm.create_model(module.NAME).state_dict().values())
+        }
+        model = module.converted(state)
+        assert all(torch.equal(a, b) for a, b in zip(model.state_dict().values(), state.values(), strict=True))
+
+    def test_another_order_is_refused(self):
+        module = script("efficientnet_lite0")
+        state = dict(reversed(timm.create_model(module.NAME).state_dict().items()))
+        with pytest.raises(SystemExit, match="do not follow"):
+            module.converted(state)
 
 
 class TestGpu:
