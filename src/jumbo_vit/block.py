@@ -30,9 +30,11 @@ OFFICIAL_NORM: Callable[..., nn.Module] = partial(LayerNorm, eps=1e-5)
 def split_tokens(x: Tensor, num_jumbo: int) -> tuple[Tensor, Tensor]:
     """Split a sequence into its Jumbo part and the rest: (B, L, D) -> (B, J, D), (B, N, D).
 
-    The one place that knows where the Jumbo tokens are: at the front.
+    The one place that knows where the Jumbo tokens are: at the front. Split, not sliced twice: the gradients of two
+    slices are each laid into zeros of the whole size and added.
     """
-    return x[:, :num_jumbo], x[:, num_jumbo:]
+    first, rest = x.split([num_jumbo, x.shape[1] - num_jumbo], dim=1)
+    return first, rest
 
 
 class LowRankBypass(nn.Module):
