@@ -303,7 +303,7 @@ def read_options() -> argparse.Namespace:
     parser.add_argument("--cifar", help="CIFAR-10 as a folder of pictures; left out, no run on it")
     parser.add_argument("--tiny", help="100 classes of Tiny-ImageNet as a folder of pictures")
     parser.add_argument("--cifar-epochs", type=int, default=6)
-    parser.add_argument("--tiny-epochs", type=int, default=6)
+    parser.add_argument("--tiny-epochs", type=int, default=12)
     parser.add_argument("--models", nargs="+", default=list(MODELS), help="the others are compared to the first")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--recipe", type=Path, default=ROOT / "recipes/zoo_mini.yaml")
