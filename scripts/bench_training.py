@@ -74,6 +74,7 @@ def worker(arm: Arm, rank: int, threads: int, port: int, clone: str, pipe: Conne
     from torch import nn
 
     from jumbo_vit.measure.bench import loss_of, saved_tensors
+    from jumbo_vit.measure.profile import shares
     from jumbo_vit.measure.versus import official_model
 
     torch.set_num_threads(threads)
@@ -89,12 +90,15 @@ def worker(arm: Arm, rank: int, threads: int, port: int, clone: str, pipe: Conne
         torch.distributed.init_process_group("gloo", f"tcp://127.0.0.1:{port}", rank=rank, world_size=arm.processes)
         trained = nn.parallel.DistributedDataParallel(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=arm.fused)
-    pipe.send(kept)
-    while pipe.recv() == "step":
+
+    def step() -> None:
         optimizer.zero_grad()
         loss_of(trained, images, arm.autocast).backward()
         optimizer.step()
-        pipe.send("done")
+
+    pipe.send(kept)
+    while (asked := pipe.recv()) != "stop":
+        pipe.send(step() if asked == "step" else shares(step, len(images), repeats=4))
     if arm.processes > 1:
         torch.distributed.destroy_process_group()
 
@@ -127,6 +131,13 @@ class Running:
             pipe.recv()
         return time.perf_counter() - start
 
+    def shares(self) -> dict[str, float]:
+        """The parts of the first process' step by kind of work."""
+        for pipe in self.pipes:
+            pipe.send("shares")
+        found: list[dict[str, float]] = [pipe.recv() for pipe in self.pipes]
+        return found[0]
+
     def stop(self) -> None:
         """End the processes."""
         for pipe in self.pipes:
@@ -149,6 +160,7 @@ def measure(arms: tuple[Arm, ...], threads: int, clone: Path, repeats: int, paus
             if round_ >= 0:
                 seconds[name].append(took)
     kept = {name: run.kept for name, run in running.items()}
+    parts = {name: run.shares() for name, run in running.items()}
     for run in running.values():
         run.stop()
     timings = {name: Timing.of(values) for name, values in seconds.items()}
@@ -161,6 +173,7 @@ def measure(arms: tuple[Arm, ...], threads: int, clone: Path, repeats: int, paus
             "ratio": timings[base].median / timings[arm.name].median,
             "kept_bytes": kept[arm.name],
             "kept_ratio": kept[arm.name] / kept[base],
+            "shares": parts[arm.name],
             "seconds": seconds[arm.name],
         }
         for arm in arms

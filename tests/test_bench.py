@@ -124,6 +124,7 @@ def test_every_precision_gives_the_models_answers(precision: str):
         ("aten::addmm", [[64], [34, 32], [32, 64]], "other products"),
         ("mkldnn::_linear_pointwise", [[2, 32], [64, 32], [64]], "single-row products"),
         ("aten::_scaled_dot_product_flash_attention_for_cpu", [[2, 2, 17, 16]] * 3, "attention"),
+        ("aten::_scaled_dot_product_flash_attention_for_cpu_backward", [[2, 2, 17, 16]] * 3, "attention"),
         ("aten::native_layer_norm", [[2, 17, 32]], "norms"),
         ("aten::mkldnn_convolution", [[2, 3, 32, 32]], "convolutions"),
         ("aten::gelu_", [[2, 64]], "values"),

@@ -84,7 +84,7 @@ class TestTraining:
         rows = module.measure(arms, threads=2, clone=Path("nowhere"), repeats=2, pause=0.0)
         assert [row["name"] for row in rows] == ["plain", "two"]
         assert rows[0]["ratio"] == rows[0]["kept_ratio"] == 1.0
-        assert all(len(row["seconds"]) == 2 for row in rows)
+        assert all(len(row["seconds"]) == 2 and sum(row["shares"].values()) == pytest.approx(1.0) for row in rows)
         # Two halves of a batch keep what the whole does, up to what does not grow with it.
         assert rows[1]["kept_ratio"] == pytest.approx(1.0, abs=0.15)
 

@@ -11,7 +11,10 @@ KINDS = ("single-row products", "other products", "attention", "norms", "convolu
 values: activations, sums, copies. starting: all of the pass that is no kernel, so Python, dispatch and memory."""
 
 PRODUCTS = ("addmm", "mm", "bmm", "baddbmm", "_linear_pointwise", "mkldnn_linear", "_weight_int8pack_mm", "addmv", "mv")
-ATTENTION = ("_scaled_dot_product_flash_attention_for_cpu", "_scaled_dot_product_fused_attention_overrideable")
+ATTENTION = tuple(
+    f"_scaled_dot_product_{name}"
+    for name in ("flash_attention_for_cpu", "flash_attention_for_cpu_backward", "fused_attention_overrideable")
+)
 VIEWS = (
     *("as_strided", "empty", "view", "t", "transpose", "permute", "reshape", "expand", "select", "slice", "linear"),
     *("_unsafe_view", "_reshape_alias", "unbind", "empty_strided", "resize_", "empty_like", "unsqueeze", "squeeze"),
