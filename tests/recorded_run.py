@@ -1,7 +1,7 @@
-"""A run that writes what each process saw: `python -m tests.recorded_run OUT OPTIONS...` (used by test_parallel).
+"""A run that writes what each process saw: `python -m tests.recorded_run OUT [pretrain] OPTIONS...`.
 
-`OUT/rankN.json` holds the loss of each update, a digest of the final weights, and the parameters that never had a
-gradient.
+It is used by test_parallel and test_pretrain. `OUT/rankN.json` holds the loss of each update, a digest of the final
+weights, and the parameters that never had a gradient.
 """
 
 import hashlib
@@ -13,7 +13,9 @@ from typing import Any
 import jumbo_vit  # noqa: F401  (registers the models)
 from jumbo_vit.cli.parser import Command
 from jumbo_vit.tasks import loop
-from jumbo_vit.tasks.config import with_defaults
+from jumbo_vit.tasks.defaults import with_defaults
+from jumbo_vit.tasks.pretrain import PretrainRun
+from jumbo_vit.tasks.pretrain_config import with_pretrain_defaults
 from jumbo_vit.tasks.run import Run
 from jumbo_vit.tasks.sharding import whole
 
@@ -34,7 +36,10 @@ def main(out: Path, words: list[str]) -> None:
         count(self, loss, size)
 
     loop.Loop._step, loop.Loop._count = recording_step, recording_count  # type: ignore[method-assign]
-    run = Run(with_defaults(Command("train").parse(words)))
+    if words[0] == "pretrain":
+        run: Run = PretrainRun(with_pretrain_defaults(Command("pretrain").parse(words[1:])))
+    else:
+        run = Run(with_defaults(Command("train").parse(words)))
     run.train()
     weights = whole(run.model.state_dict())
     digest = hashlib.sha256(b"".join(value.numpy().tobytes() for value in weights.values())).hexdigest()

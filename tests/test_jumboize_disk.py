@@ -18,7 +18,8 @@ from jumbo_vit.errors import UserError
 from jumbo_vit.folder import open_folder, save_folder
 from jumbo_vit.jumboized import jumboize
 from jumbo_vit.predictor import Contract
-from jumbo_vit.tasks.config import TrainConfig, with_defaults
+from jumbo_vit.tasks.config import TrainConfig
+from jumbo_vit.tasks.defaults import with_defaults
 from tests.test_jumboize import FAMILIES, NAMES, SMALL, build, move, pictures
 
 

@@ -14,7 +14,8 @@ from jumbo_vit.data.pipeline import Preparation
 from jumbo_vit.errors import UserError
 from jumbo_vit.folder import make_model, save_folder
 from jumbo_vit.predictor import Contract
-from jumbo_vit.tasks.config import TrainConfig, with_defaults
+from jumbo_vit.tasks.config import TrainConfig
+from jumbo_vit.tasks.defaults import with_defaults
 from jumbo_vit.tasks.start import start_from
 from jumbo_vit.tasks.train import train
 from tests.golden import random_weights

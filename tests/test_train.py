@@ -28,7 +28,8 @@ from jumbo_vit.predictor import rows_as_csv
 from jumbo_vit.tasks import progress as progress_module
 from jumbo_vit.tasks import run as run_module
 from jumbo_vit.tasks.build import build_model
-from jumbo_vit.tasks.config import TrainConfig, parse_size, with_defaults
+from jumbo_vit.tasks.config import TrainConfig, parse_size
+from jumbo_vit.tasks.defaults import with_defaults
 from jumbo_vit.tasks.measure_folder import evaluate
 from jumbo_vit.tasks.progress import draw_curves
 from jumbo_vit.tasks.train import train

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from jumbo_vit.fast import optimize
     from jumbo_vit.folder import load
     from jumbo_vit.jumboized import jumboize
+    from jumbo_vit.lora import merge_lora
     from jumbo_vit.measure.attention import attention_maps
     from jumbo_vit.measure.norms import token_norms
     from jumbo_vit.predictor import Predictor
@@ -29,6 +30,7 @@ __all__ = [
     "attention_maps",
     "jumboize",
     "load",
+    "merge_lora",
     "optimize",
     "token_norms",
 ]
@@ -41,6 +43,7 @@ _HOMES = {
     "attention_maps": "jumbo_vit.measure.attention",
     "jumboize": "jumbo_vit.jumboized",
     "load": "jumbo_vit.folder",
+    "merge_lora": "jumbo_vit.lora",
     "optimize": "jumbo_vit.fast",
     "token_norms": "jumbo_vit.measure.norms",
 }

@@ -26,6 +26,9 @@ from jumbo_vit.feedforward import FeedForward
 # The official code keeps torch's default epsilon, where timm's ViTs use 1e-6.
 OFFICIAL_NORM: Callable[..., nn.Module] = partial(LayerNorm, eps=1e-5)
 
+LORA_FORMS = ("whole", "matrices")
+NO_FFN = "this block shares its Jumbo FFN: hand it over by use_jumbo_mlp, or set share_jumbo_mlp=False"
+
 
 def split_tokens(x: Tensor, num_jumbo: int) -> tuple[Tensor, Tensor]:
     """Split a sequence into its Jumbo part and the rest: (B, L, D) -> (B, J, D), (B, N, D).
@@ -38,15 +41,15 @@ def split_tokens(x: Tensor, num_jumbo: int) -> tuple[Tensor, Tensor]:
 
 
 class LowRankBypass(nn.Module):
-    """A per-layer bypass J*D -> rank -> J*D around the shared FFN (the paper's LoRA ablation).
+    """A per-layer bypass dim -> rank -> out_dim; J*D to J*D around the shared FFN (the paper's LoRA ablation).
 
     The second factor starts at zero, so a new bypass changes nothing.
     """
 
-    def __init__(self, dim: int, rank: int, device: Any = None, dtype: Any = None) -> None:
+    def __init__(self, dim: int, rank: int, out_dim: int | None = None, device: Any = None, dtype: Any = None) -> None:
         super().__init__()
         self.down = nn.Linear(dim, rank, bias=False, device=device, dtype=dtype)
-        self.up = nn.Linear(rank, dim, bias=False, device=device, dtype=dtype)
+        self.up = nn.Linear(rank, out_dim or dim, bias=False, device=device, dtype=dtype)
         self.zero_output()
 
     def zero_output(self) -> None:
@@ -56,6 +59,18 @@ class LowRankBypass(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.up(self.down(x))
         return out
+
+
+class MatrixBypasses(nn.Module):
+    """A per-layer bypass around each of the two matrices of the shared FFN, which can be merged into them.
+
+    In equations, with h the hidden layer: h = act(fc1(x) + U1 V1 x), out = fc2(h) + U2 V2 h.
+    """
+
+    def __init__(self, dim: int, hidden_dim: int, rank: int, device: Any = None, dtype: Any = None) -> None:
+        super().__init__()
+        self.fc1 = LowRankBypass(dim, rank, hidden_dim, device=device, dtype=dtype)
+        self.fc2 = LowRankBypass(hidden_dim, rank, dim, device=device, dtype=dtype)
 
 
 def jumbo_mlp(
@@ -106,10 +121,12 @@ class JumboBlock(Block):
         share_jumbo_mlp: True: the FFN is given from outside by `use_jumbo_mlp` (the model does this once for all
             blocks). False: the block owns its FFN.
         lora_rank: Rank of the block's own bypass around the FFN; 0 for none.
+        lora_form: "whole": one bypass around the whole FFN. "matrices": one around each of its two matrices, which
+            `jumbo_vit.merge_lora` can merge.
         **kwargs: Everything that `timm.models.vision_transformer.Block` takes.
 
     Raises:
-        UserError: J below 1, or a bypass asked for where there is no FFN to go around.
+        UserError: J below 1, an unknown form of bypass, or one asked for where there is no FFN to go around.
     """
 
     def __init__(
@@ -120,6 +137,7 @@ class JumboBlock(Block):
         jumbo_mlp_ratio: float = 4.0,
         share_jumbo_mlp: bool = True,
         lora_rank: int = 0,
+        lora_form: str = "whole",
         **kwargs: Any,
     ) -> None:
         if num_jumbo < 1:
@@ -132,6 +150,8 @@ class JumboBlock(Block):
             raise UserError(f"lora_rank is {lora_rank}, but must be 0 (none) or more")
         if lora_rank and not jumbo_mlp_ratio:
             raise UserError(f"lora_rank={lora_rank} goes around the Jumbo FFN, but jumbo_mlp_ratio=0 leaves it out")
+        if lora_form not in LORA_FORMS:
+            raise UserError(f"lora_form={lora_form!r} is unknown; use {' or '.join(map(repr, LORA_FORMS))}")
         kwargs.setdefault("norm_layer", OFFICIAL_NORM)
         kwargs.setdefault("qkv_bias", True)
         kwargs.setdefault("mlp_layer", FeedForward)
@@ -147,7 +167,13 @@ class JumboBlock(Block):
         self.norm3 = kwargs["norm_layer"](width, **factory)
         self.ls3 = LayerScale(width, init_values=scale, **factory) if scale else nn.Identity()
         self.drop_path3 = DropPath(rate) if rate > 0.0 else nn.Identity()
-        self.lora = LowRankBypass(width, lora_rank, **factory) if lora_rank else None
+        # Two attributes, of which one at the most is a module: torch.jit.script tells None from a module, no more.
+        self.lora: LowRankBypass | None = None
+        self.lora_matrices: MatrixBypasses | None = None
+        if lora_rank and lora_form == "whole":
+            self.lora = LowRankBypass(width, lora_rank, **factory)
+        elif lora_rank:
+            self.lora_matrices = MatrixBypasses(width, int(width * jumbo_mlp_ratio), lora_rank, **factory)
         if not share_jumbo_mlp:
             self.jumbo_mlp = jumbo_mlp(dim, num_jumbo, jumbo_mlp_ratio, kwargs.get("act_layer", nn.GELU), **factory)
 
@@ -155,7 +181,14 @@ class JumboBlock(Block):
         """Take `mlp` (J*D -> J*D) as the shared FFN, without registering it here: its owner registers it once.
 
         None gives the reference back, and a block without an FFN of its own then refuses to run.
+
+        Raises:
+            UserError: The block has bypasses around two matrices, and `mlp` is no `FeedForward`, which has these.
         """
+        if mlp is not None and getattr(self, "lora_matrices", None) is not None and not isinstance(mlp, FeedForward):
+            raise UserError(
+                f"lora_form='matrices' goes around fc1 and fc2 of a FeedForward, not of {type(mlp).__name__}"
+            )
         self._shared_mlp = () if mlp is None else (mlp,)
 
     def owning_ffn(self) -> "JumboBlock":
@@ -172,17 +205,30 @@ class JumboBlock(Block):
             out: Tensor = self.jumbo_mlp(x)
         else:
             if not self._shared_mlp:
-                raise UserError(
-                    "this block shares its Jumbo FFN: hand it over by use_jumbo_mlp, or set share_jumbo_mlp=False"
-                )
+                raise UserError(NO_FFN)
             out = self._shared_mlp[0](x)
         return out
+
+    def bypassed_ffn(self, x: Tensor) -> Tensor:
+        """`jumbo_ffn` with the block's bypasses around its two matrices: (B, J*D) -> (B, J*D)."""
+        assert self.lora_matrices is not None
+        extra: Tensor = self.lora_matrices.fc1(x)
+        if self.jumbo_mlp is not None:
+            hidden: Tensor = self.jumbo_mlp.hidden(x, extra)  # type: ignore[operator]
+            out: Tensor = self.jumbo_mlp.last(hidden)  # type: ignore[operator]
+        else:
+            if not self._shared_mlp:
+                raise UserError(NO_FFN)
+            hidden = self._shared_mlp[0].hidden(x, extra)  # type: ignore[operator]
+            out = self._shared_mlp[0].last(hidden)  # type: ignore[operator]
+        around: Tensor = self.lora_matrices.fc2(hidden)
+        return out + around
 
     def jumbo_path(self, jumbo: Tensor) -> Tensor:
         """The Jumbo vector's own branch: (B, J*D) -> (B, J*D), residual included."""
         if self.norm3 is not None:
             normed = self.norm3(jumbo)
-            out = self.jumbo_ffn(normed)
+            out = self.jumbo_ffn(normed) if self.lora_matrices is None else self.bypassed_ffn(normed)
             if self.lora is not None:
                 out = out + self.lora(normed)
             jumbo = jumbo + self.drop_path3(self.ls3(out))

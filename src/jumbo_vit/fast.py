@@ -209,8 +209,7 @@ class WideFfn:
         self.approximate = cast(nn.GELU, mlp.act).approximate
 
     def __call__(self, x: Tensor) -> Tensor:
-        out: Tensor = self.second(self.first.gelu(x, self.approximate))
-        return out
+        return cast(Tensor, self.second(self.first.gelu(x, self.approximate)))
 
 
 class FastBlock:
@@ -339,8 +338,9 @@ def _foreign(block: nn.Module) -> str:
         return f"the attention {type(attention).__name__}"
     if not all(isinstance(part, nn.Identity) for part in (attention.q_norm, attention.k_norm, attention.norm)):
         return "norms inside attention"
-    mlps = [block.mlp, *(getattr(block, "_shared_mlp", ()) or ()), getattr(block, "jumbo_mlp", None)]
-    for mlp in mlps:
+    if getattr(block, "lora_matrices", None) is not None:
+        return "bypasses around the matrices of the Jumbo FFN (jumbo_vit.merge_lora merges them)"
+    for mlp in (block.mlp, *(getattr(block, "_shared_mlp", ()) or ()), getattr(block, "jumbo_mlp", None)):
         if mlp is not None and (
             not isinstance(mlp, Mlp) or type(mlp.act) is not nn.GELU or not isinstance(mlp.norm, nn.Identity)
         ):

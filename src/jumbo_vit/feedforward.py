@@ -49,3 +49,13 @@ class FeedForward(Mlp):
             hidden = self.act(hidden)
         out: Tensor = self.drop2(self.fc2(self.norm(self.drop1(hidden))))
         return out
+
+    def hidden(self, x: Tensor, extra: Tensor) -> Tensor:
+        """The hidden layer (..., H) that fc2 reads, with `extra` (..., H) added before the activation."""
+        out: Tensor = self.norm(self.drop1(self.act(self.fc1(x) + extra)))
+        return out
+
+    def last(self, hidden: Tensor) -> Tensor:
+        """What is made of the hidden layer: (..., H) -> (..., D)."""
+        out: Tensor = self.drop2(self.fc2(hidden))
+        return out

@@ -41,6 +41,7 @@ class JumboNaFlexVit(OwnsJumboMlp, NaFlexVit):
         share_jumbo_mlp: One Jumbo FFN for all blocks (the paper), or one a block (the paper's ablation).
         jumbo_mlp_ratio: Hidden width of the Jumbo FFN over J*D; 0 leaves the FFN out (ablation).
         lora_rank: Rank of a bypass in each block around the shared FFN (ablation); 0 for none.
+        lora_form: "whole" or "matrices", as in `JumboVisionTransformer`.
         drop_path_schedule: "constant" over depth, or timm's "linear".
         global_pool: "jumbo_avg" (Jumbo and mean of the real patches, the paper), "jumbo", "avg", "max", "avgmax"
             (real patches only), "map" (attention pooling), or "" for all tokens.
@@ -63,6 +64,7 @@ class JumboNaFlexVit(OwnsJumboMlp, NaFlexVit):
         share_jumbo_mlp: bool = True,
         jumbo_mlp_ratio: float = 4.0,
         lora_rank: int = 0,
+        lora_form: Literal["whole", "matrices"] = "whole",
         drop_path_schedule: Literal["constant", "linear"] = "constant",
         global_pool: str = "jumbo_avg",
         reg_tokens: int = 0,
@@ -91,6 +93,7 @@ class JumboNaFlexVit(OwnsJumboMlp, NaFlexVit):
                 share_jumbo_mlp=share_jumbo_mlp,
                 jumbo_mlp_ratio=jumbo_mlp_ratio,
                 lora_rank=lora_rank,
+                lora_form=lora_form,
                 drop_path=cfg.drop_path_rate if drop_path_schedule == "constant" else drop_path,
                 **block,
             )

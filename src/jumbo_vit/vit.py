@@ -31,6 +31,8 @@ class JumboVisionTransformer(OwnsJumboMlp, PaperVisionTransformer):
         share_jumbo_mlp: One Jumbo FFN for all blocks (the paper), or one a block (the paper's ablation).
         jumbo_mlp_ratio: Hidden width of the Jumbo FFN over J*D; 0 leaves the FFN out (ablation).
         lora_rank: Rank of a bypass in each block around the shared FFN (ablation); 0 for none.
+        lora_form: "whole": around the whole FFN. "matrices": around each of its two matrices, so that
+            `jumbo_vit.merge_lora` can merge them.
         drop_path_schedule: "constant" over depth as in DeiT-III and the official code, or timm's "linear".
         global_pool: What the head reads: "jumbo_avg" (Jumbo and patch mean, the paper), "jumbo", "avg", "max",
             "avgmax" (patches only), "map" (attention pooling), or "" for all tokens.
@@ -52,6 +54,7 @@ class JumboVisionTransformer(OwnsJumboMlp, PaperVisionTransformer):
         share_jumbo_mlp: bool = True,
         jumbo_mlp_ratio: float = 4.0,
         lora_rank: int = 0,
+        lora_form: Literal["whole", "matrices"] = "whole",
         drop_path_schedule: Literal["constant", "linear"] = "constant",
         global_pool: str = "jumbo_avg",
         reg_tokens: int = 0,
@@ -77,6 +80,7 @@ class JumboVisionTransformer(OwnsJumboMlp, PaperVisionTransformer):
                 share_jumbo_mlp=share_jumbo_mlp,
                 jumbo_mlp_ratio=jumbo_mlp_ratio,
                 lora_rank=lora_rank,
+                lora_form=lora_form,
                 **block,
             )
 

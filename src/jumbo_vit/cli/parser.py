@@ -38,7 +38,10 @@ PROGRAM = "jumbo-vit"
 COMMANDS: dict[str, tuple[str, str]] = {
     "check": ("jumbo_vit.cli.check", "look through pictures before training: counts, unreadable files, duplicates"),
     "train": ("jumbo_vit.cli.train", "train or fine-tune a model on a folder of pictures"),
+    "teach": ("jumbo_vit.cli.teach", "store what teachers say of fixed views of pictures, to train on it later"),
+    "pretrain": ("jumbo_vit.cli.pretrain", "train an encoder on pictures without labels"),
     "evaluate": ("jumbo_vit.cli.evaluate", "measure a trained model on held-out pictures"),
+    "probe": ("jumbo_vit.cli.probe", "measure a model's features: linear heads and k-NN, its trunk as it is"),
     "predict": ("jumbo_vit.cli.predict", "label pictures with a trained model"),
     "embed": ("jumbo_vit.cli.embed", "write the features of pictures and find the nearest ones"),
     "export": ("jumbo_vit.cli.export", "write a model as a file for another runtime, and compare the two"),

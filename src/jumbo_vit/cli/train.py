@@ -24,10 +24,12 @@ GROUPS = {
         "patience",
         "seed",
     ),
-    "augmentation": ("smoothing", "mixup", "cutmix", "aa", "color_jitter", "hflip", "scale", "reprob"),
+    "augmentation": ("smoothing", "mixup", "cutmix", "aa", "color_jitter", "hflip", "scale", "reprob", "aug_repeats"),
+    "learning": ("loss", "teacher", "label_weight", "freeze", "lora_rank", "stages"),
+    "tokens": ("patch_drop", "img_sizes", "size_schedule", "naflex_loader", "naflex_train_seq_lens"),
     "stream": ("streaming", "val_data", "steps_per_epoch", "shuffle_window", "classes"),
     "repeats": ("folds", "fold", "seeds"),
-    "run": ("out", "resume", "recovery_interval", "logger"),
+    "run": ("out", "resume", "dry_run", "recovery_interval", "logger"),
     "machine": ("device", "devices", "nodes", "strategy", "precision"),
 }
 

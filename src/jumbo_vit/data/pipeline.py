@@ -3,7 +3,9 @@
 The model folder stores the preparation; nothing else decides how a picture is resized, cropped or normalised.
 """
 
+import dataclasses
 import math
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +25,9 @@ from jumbo_vit.seeds import mix_seed, seed_everything
 
 # Evaluation always runs in batches of this size, so that every command computes the same sums in the same order.
 EVAL_BATCH = 64
+
+Sized = Mapping[Hashable, tuple[Any, int | None]]
+"""For each size of a run at several: the training transform to it, and the `enough` of `read_image`."""
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
@@ -112,8 +117,15 @@ class Augmentation:
         largest = max(preparation.input_size[1:])
         return math.ceil(largest / math.sqrt(self.scale[0] / max(self.ratio[1], 1 / self.ratio[0])))
 
-    def transform(self, preparation: Preparation) -> Any:
+    def sized(self, preparation: Preparation, sizes: Iterable[tuple[int, int]]) -> "Sized":
+        """For each (height, width): the transform to it, and `enough`."""
+        each = {size: dataclasses.replace(preparation, input_size=(preparation.in_chans, *size)) for size in sizes}
+        return {size: (self.transform(one), self.enough(one)) for size, one in each.items()}
+
+    def transform(self, preparation: Preparation, **naflex: Any) -> Any:
         """timm's training transform: PIL picture -> (C, H, W) float tensor.
+
+        `naflex` are arguments of `create_transform` that make it another size, in which patches tile the picture.
 
         Raises:
             UserError: timm does not know the augmentation string.
@@ -131,6 +143,7 @@ class Augmentation:
                 interpolation=self.train_interpolation,
                 mean=preparation.mean,
                 std=preparation.std,
+                **naflex,
             )
             _mend_posterize(transform)
             return transform
@@ -164,24 +177,41 @@ def target_tensor(labels: tuple[int, ...], num_classes: int, task: str) -> Tenso
 
 
 class TrainSet(Dataset[tuple[Tensor, Tensor, Tensor]]):
-    """Augmented pictures; each draw seeds its own randomness, so workers and epochs never repeat each other."""
+    """Augmented pictures; each draw seeds its own randomness, so workers and epochs never repeat each other.
 
-    def __init__(self, images: ImageSet, task: str, preparation: Preparation, augment: Augmentation, seed: int) -> None:
+    A draw with a size in `sized` is made to it, any other to the preparation's.
+    """
+
+    def __init__(
+        self,
+        images: ImageSet,
+        task: str,
+        preparation: Preparation,
+        augment: Augmentation,
+        seed: int,
+        sized: Sized | None = None,
+    ) -> None:
         self.images, self.task, self.seed = images, task, seed
         self.in_chans = preparation.in_chans
         self.transform = augment.transform(preparation)
         self.enough: int | None = augment.enough(preparation)
+        self.sized: Sized = sized or {}
 
     def __len__(self) -> int:
         return len(self.images)
 
+    def seen(self, draw: Draw) -> Draw:
+        """The draw whose position seeds the augmentation of this one."""
+        return draw
+
     def __getitem__(self, draw: Draw) -> tuple[Tensor, Tensor, Tensor]:
         """Picture (C, H, W), target, and the weight 1 of a real sample or 0 of a filler."""
-        seed_everything(mix_seed(self.seed, "augment", *draw.position))
-        picture: Image = self.images.read(draw.sample, self.in_chans, self.enough)
+        seed_everything(mix_seed(self.seed, "augment", *self.seen(draw).position))
+        transform, enough = self.sized.get(draw.size, (self.transform, self.enough))
+        picture: Image = self.images.read(draw.sample, self.in_chans, enough)
         labels = self.images.samples[draw.sample].labels
         target = target_tensor(labels, len(self.images.classes), self.task)
-        return self.transform(picture), target, torch.tensor(float(draw.real))
+        return transform(picture), target, torch.tensor(float(draw.real))
 
 
 class EvalSet(Dataset[tuple[Tensor, Tensor, int]]):
@@ -206,11 +236,19 @@ def single_thread(_: int) -> None:
     torch.set_num_threads(1)
 
 
-def train_loader(dataset: TrainSet, batches: EpochBatches, workers: int, start_method: str | None, pin: bool) -> Any:
+def train_loader(
+    dataset: TrainSet,
+    batches: EpochBatches,
+    workers: int,
+    start_method: str | None,
+    pin: bool,
+    collate: Callable[[list[Any]], Any] | None = None,
+) -> Any:
     """A loader over `batches`; set its position before each `iter()`."""
     return DataLoader(
         dataset,
         batch_sampler=batches,
+        collate_fn=collate,
         num_workers=workers,
         persistent_workers=workers > 0,
         worker_init_fn=single_thread,

@@ -4,25 +4,28 @@ One update takes `batch_size * world * accumulate` samples of a shuffled epoch. 
 is left, and each of its samples still counts once: the loop scales by the true size.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from jumbo_vit.data.balance import balanced_order, occurrences
+from jumbo_vit.data.sizes import SizeSchedule
 from jumbo_vit.seeds import mix_seed
 
 
 class Draw(NamedTuple):
     """One sample to load: `real` is False for a filler, which keeps a process without a share in step.
 
-    `again` counts the draws of the same sample before this one in the epoch, in all processes.
+    `again` counts the draws of the same sample before this one in the epoch, in all processes. `size` is what the
+    picture is made to, None for the one size of the run.
     """
 
     epoch: int
     sample: int
     real: bool = True
     again: int = 0
+    size: Hashable = None
 
     @property
     def position(self) -> tuple[int, ...]:
@@ -43,6 +46,9 @@ class EpochBatches:
         shuffle: False keeps the set's own order (tests).
         classes: The class of each sample, to draw every class equally often (`balanced_order`); None takes every sample
             once.
+        repeats: Draws of each picture in an epoch, which then sees so many times fewer pictures (of the last, what is
+            left); they come one after the other, as in timm's RepeatAugSampler.
+        sizes: The size of each update, or None.
     """
 
     def __init__(
@@ -55,10 +61,12 @@ class EpochBatches:
         accumulate: int = 1,
         shuffle: bool = True,
         classes: Sequence[int] | None = None,
+        repeats: int = 1,
+        sizes: SizeSchedule | None = None,
     ) -> None:
         self.size, self.batch_size, self.seed = size, batch_size, seed
         self.rank, self.world, self.accumulate, self.shuffle = rank, world, accumulate, shuffle
-        self.classes = classes
+        self.classes, self.repeats, self.sizes = classes, repeats, sizes
         self.epoch = 0
         self.start = 0
 
@@ -81,11 +89,17 @@ class EpochBatches:
         return -(-self.update_size(update) // (self.batch_size * self.world))
 
     def order(self, epoch: int) -> np.ndarray:
-        """The epoch's samples (size,), equal in every process: a permutation, or draws balanced over the classes."""
-        if not self.shuffle:
-            return np.arange(self.size)
+        """The epoch's samples (size,), equal in every process: a permutation, the beginning of one with each sample
+        repeated, or draws balanced over the classes."""
         rng = np.random.default_rng(mix_seed(self.seed, "order", epoch))
-        return rng.permutation(self.size) if self.classes is None else balanced_order(self.classes, rng)
+        if self.shuffle and self.classes is not None:
+            return balanced_order(self.classes, rng)
+        order = rng.permutation(self.size) if self.shuffle else np.arange(self.size)
+        return np.repeat(order[: -(-self.size // self.repeats)], self.repeats)[: self.size]
+
+    def size_of(self, update: int) -> Hashable:
+        """What the pictures of update `update` of the epoch are made to; None for the one size of the run."""
+        return None if self.sizes is None else self.sizes.at(self.epoch, update, self.updates)
 
     def __iter__(self) -> Iterator[list[Draw]]:
         order = self.order(self.epoch)
@@ -93,11 +107,12 @@ class EpochBatches:
         for update in range(self.start, self.updates):
             first = update * self.samples_per_update
             members = np.arange(first, first + self.update_size(update))
+            size = self.size_of(update)
             for pass_ in range(self.passes(update)):
                 chunk = members[pass_ * self.batch_size * self.world :][: self.batch_size * self.world]
                 share = np.array_split(chunk, self.world)[self.rank]
-                draws = [Draw(self.epoch, int(order[place]), again=int(again[place])) for place in share]
-                yield draws or [Draw(self.epoch, int(order[0]), real=False)]
+                draws = [Draw(self.epoch, int(order[place]), again=int(again[place]), size=size) for place in share]
+                yield draws or [Draw(self.epoch, int(order[0]), real=False, size=size)]
 
     def __len__(self) -> int:
         return sum(self.passes(update) for update in range(self.start, self.updates))

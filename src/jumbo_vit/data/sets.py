@@ -138,7 +138,7 @@ def _digits_for(image_set: ImageSet, classes: Sequence[str]) -> ImageSet:
     return image_set
 
 
-def _by_lower_name(path: Path, names: Sequence[str]) -> list[Path]:
+def by_lower_name(path: Path, names: Sequence[str]) -> list[Path]:
     """Subfolders of these names in any case, in the order of `names`; an exact name goes first."""
     present = subfolders(path)
     return [
@@ -150,7 +150,7 @@ def _by_lower_name(path: Path, names: Sequence[str]) -> list[Path]:
 
 def _train_folder(path: Path) -> Path | None:
     """`train/` if it holds the training part. In a tree of classes (train, car, bus) it may be a class."""
-    found = _by_lower_name(path, ("train",))
+    found = by_lower_name(path, ("train",))
     if not found:
         return None
     others = [name for name in subfolders(path) if name.lower() not in ("train", *HELD_OUT_NAMES)]
@@ -160,7 +160,7 @@ def _train_folder(path: Path) -> Path | None:
 def _held_out_folder(path: Path) -> tuple[Path | None, list[str]]:
     """The first held-out folder with class folders and pictures, and the names of those before it without."""
     empty: list[str] = []
-    for folder in _by_lower_name(path, HELD_OUT_NAMES):
+    for folder in by_lower_name(path, HELD_OUT_NAMES):
         if find_images(folder)[0]:
             # Pictures without class folders: a class of that name, unless a training part stands beside it.
             return (folder if subfolders(folder) or _train_folder(path) else None), empty

@@ -20,8 +20,9 @@ from jumbo_vit.data.examples import Example, Reading, checksum
 from jumbo_vit.data.folders import composed
 from jumbo_vit.data.images import read_image
 from jumbo_vit.data.listing import Task
-from jumbo_vit.data.pipeline import Augmentation, Preparation, target_tensor
+from jumbo_vit.data.pipeline import Augmentation, Preparation, Sized, target_tensor
 from jumbo_vit.data.sampler import Draw, EpochBatches
+from jumbo_vit.data.sizes import SizeSchedule
 from jumbo_vit.errors import UnreadableImage, UserError
 from jumbo_vit.seeds import mix_seed, seed_everything
 
@@ -39,14 +40,19 @@ class StreamBatches(EpochBatches):
         batch_size: Samples in one forward pass.
         seed: The run's seed.
         accumulate: Forward passes per update.
+        sizes: The size of each update, or None.
     """
 
-    def __init__(self, steps: int, batch_size: int, seed: int, accumulate: int = 1) -> None:
-        super().__init__(steps * batch_size * accumulate, batch_size, seed, accumulate=accumulate, shuffle=False)
+    def __init__(
+        self, steps: int, batch_size: int, seed: int, accumulate: int = 1, sizes: SizeSchedule | None = None
+    ) -> None:
+        samples = steps * batch_size * accumulate
+        super().__init__(samples, batch_size, seed, accumulate=accumulate, shuffle=False, sizes=sizes)
 
     def __iter__(self) -> Iterator[list[Draw]]:
         for first in range(self.start * self.samples_per_update, self.size, self.batch_size):
-            yield [Draw(self.epoch, place) for place in range(first, first + self.batch_size)]
+            size = self.size_of(first // self.samples_per_update)
+            yield [Draw(self.epoch, place, size=size) for place in range(first, first + self.batch_size)]
 
 
 class Stream:
@@ -235,25 +241,28 @@ class Stream:
 class StreamSet:
     """Augmented pictures of a stream; each place in an epoch seeds its own randomness."""
 
-    def __init__(self, stream: Stream, preparation: Preparation, augment: Augmentation) -> None:
+    def __init__(
+        self, stream: Stream, preparation: Preparation, augment: Augmentation, sized: Sized | None = None
+    ) -> None:
         self.stream, self.in_chans = stream, preparation.in_chans
-        self.transform = augment.transform(preparation)
-        self.enough = augment.enough(preparation)
+        self.usual = augment.transform(preparation), augment.enough(preparation)
+        self.sized: Sized = sized or {}
 
     def __getitem__(self, draw: Draw) -> tuple[Tensor, Tensor, Tensor]:
         """The next picture that can be read (C, H, W), its target, and the weight 1; the draw only seeds."""
         stream = self.stream
+        transform, enough = self.sized.get(draw.size, self.usual)
         while True:
             example = stream.take()
             try:
-                picture = read_image(example.content(), self.in_chans, example.name, self.enough)
+                picture = read_image(example.content(), self.in_chans, example.name, enough)
                 break
             except UnreadableImage as error:
                 stream.leave_out(example.name, error.reason)
         stream.count(example.labels)
         seed_everything(mix_seed(stream.seed, "augment", *draw.position))
         target = target_tensor(example.labels, len(stream.classes), stream.task)
-        return self.transform(picture), target, torch.tensor(1.0)
+        return transform(picture), target, torch.tensor(1.0)
 
 
 class StreamLoader:

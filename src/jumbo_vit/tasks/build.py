@@ -5,7 +5,7 @@ import importlib.util
 import os
 import platform
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import timm
 import torch
@@ -19,40 +19,68 @@ from jumbo_vit.errors import UserError
 from jumbo_vit.files import write_text
 from jumbo_vit.folder import make_model
 from jumbo_vit.seeds import mix_seed
-from jumbo_vit.tasks.balance import best_metric
 from jumbo_vit.tasks.classify import Classification, Mixing
 from jumbo_vit.tasks.config import TrainConfig, parse_size
+from jumbo_vit.tasks.distill import FunctionMatching, Lesson
 from jumbo_vit.tasks.loop import Plan
+from jumbo_vit.tasks.partial import lora_rank
+from jumbo_vit.tasks.schedules import check_shapes
 from jumbo_vit.version import __version__
 from jumbo_vit.vit import check_size
 
+Options = TypeVar("Options")
+
 
 def load_config(out: Path) -> TrainConfig:
-    """The options of a run, from its `config.yaml`.
+    """The options of a run of `train`, from its `config.yaml`.
 
     Raises:
-        UserError: The file is damaged or of another version.
+        UserError: The file is damaged or of another version, or the run one of another command.
     """
+    return load_options(out, TrainConfig)
+
+
+def command_of(out: Path) -> str:
+    """The command that made a run, by its `config.yaml`; "train" also where that cannot be read."""
     try:
         fields = yaml.safe_load((out / "config.yaml").read_text(encoding="utf-8"))
-        names = {field.name for field in dataclasses.fields(TrainConfig)} - {"given", "resume"}
+    except (OSError, yaml.YAMLError, ValueError):
+        return "train"
+    return "pretrain" if isinstance(fields, dict) and "method" in fields else "train"
+
+
+def load_options(out: Path, kind: type[Options]) -> Options:
+    """The options of a run, as its command's dataclass `kind`; raises as `load_config`."""
+    try:
+        fields = yaml.safe_load((out / "config.yaml").read_text(encoding="utf-8"))
+        own = {field.name for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
+        if isinstance(fields, dict) and ("method" in fields) != ("method" in own):
+            command = command_of(out)
+            raise UserError(f"{out} is a run of {command}: go on with jumbo-vit {command} --resume {out}")
+        names = own - {"given", "resume"}
         missing = sorted(names - fields.keys())
         if missing:
             raise UserError(
                 f"{out / 'config.yaml'} is cut off or of another version: it lacks {', '.join(missing[:5])}"
             )
-        small, large = fields["scale"]
-        return TrainConfig(**fields | {"scale": (float(small), float(large)), "logger": list(fields["logger"])})
+        pairs = {name: _pair(fields[name]) for name in ("scale", "patch_drop") if name in own}
+        return kind(**fields | pairs | {"logger": list(fields["logger"])})
     except UserError:
         raise
     except (OSError, yaml.YAMLError, TypeError, AttributeError, ValueError) as error:
         raise UserError(f"{out / 'config.yaml'} cannot be read as a run's options: {error}") from error
 
 
-def save_config(out: Path, config: TrainConfig) -> None:
-    """Write `config.yaml`, which `--config` and `--resume` take."""
+def _pair(values: Any) -> tuple[float, float]:
+    first, second = values
+    return float(first), float(second)
+
+
+def save_config(out: Path, config: Any) -> None:
+    """Write `config.yaml` of complete options, which `--config` and `--resume` take."""
     fields = {f.name: getattr(config, f.name) for f in dataclasses.fields(config) if f.name not in ("given", "resume")}
-    fields["scale"] = list(config.scale or (1.0, 1.0))
+    fields["scale"] = config.scale or (1.0, 1.0)
+    fields |= {name: list(value) for name, value in fields.items() if isinstance(value, tuple)}
     write_text(out / "config.yaml", yaml.safe_dump(fields, sort_keys=False, allow_unicode=True))
 
 
@@ -70,6 +98,10 @@ def build_model(config: TrainConfig, num_classes: int) -> tuple[nn.Module, Prepa
         kwargs["img_size"] = parse_size(config.img_size)
     if config.patch_size:
         kwargs["patch_size"] = config.patch_size
+    if config.img_sizes:
+        kwargs["dynamic_img_size"] = True
+    if config.lora_rank:
+        kwargs["lora_rank"] = lora_rank(config, kwargs.get("lora_rank"))
     torch.manual_seed(mix_seed(config.seed, "weights"))
     model: Any = _make_as_asked(config.model, kwargs)
     cfg = model.pretrained_cfg
@@ -77,11 +109,20 @@ def build_model(config: TrainConfig, num_classes: int) -> tuple[nn.Module, Prepa
     patch = getattr(getattr(model, "patch_embed", None), "patch_size", None)
     if patch is not None:
         check_size(size, patch)
+    check_shapes(model, config)
     preparation = dataclasses.replace(Preparation.from_cfg(cfg), input_size=(config.in_chans, *size))
     if config.in_chans != len(cfg["mean"]):
         mean, std = ((sum(cfg[key]) / len(cfg[key]),) * config.in_chans for key in ("mean", "std"))
         preparation = dataclasses.replace(preparation, mean=mean, std=std)
     return model, preparation
+
+
+def saved_form(model: nn.Module, config: TrainConfig, num_classes: int) -> nn.Module:
+    """The model that a folder of the run describes: of --img-size alone, though the run's may take other sizes too."""
+    if not config.img_sizes:
+        return model
+    with torch.device("meta"):
+        return build_model(dataclasses.replace(config, img_sizes=None), num_classes)[0]
 
 
 def _parse_args(words: list[str]) -> dict[str, Any]:
@@ -111,11 +152,15 @@ def _make_as_asked(name: str, kwargs: dict[str, Any]) -> nn.Module:
         if not isinstance(error.__cause__, TypeError):
             raise
         refused = next((key for key in kwargs if f"unexpected keyword argument '{key}'" in str(error)), None)
-        if refused == "img_size":
-            return _make_as_asked(name, {key: value for key, value in kwargs.items() if key != "img_size"})
+        if refused in ("img_size", "dynamic_img_size"):
+            return _make_as_asked(name, {key: value for key, value in kwargs.items() if key != refused})
         flag = {"patch_size": "--patch-size", "drop_path_rate": "--drop-path", "in_chans": "--in-chans"}.get(
             refused or ""
         )
+        if refused == "lora_rank":
+            raise UserError(
+                f"--lora-rank puts bypasses around the Jumbo FFN, and {name} has none that takes them"
+            ) from error
         if flag is None:
             raise
         raise UserError(f"{name} takes no {flag}: leave it out, or choose another --model") from error
@@ -181,14 +226,18 @@ def _check_optimizer(config: TrainConfig) -> None:
         raise UserError(f"--opt {config.opt} needs a CUDA device; try adamw")
 
 
-def make_objective(config: TrainConfig, num_classes: int, class_weights: torch.Tensor | None = None) -> Classification:
-    """Loss and mixing from complete options, and the weights of the classes where the loss has any."""
+def make_objective(
+    config: TrainConfig, num_classes: int, class_weights: torch.Tensor | None = None, lesson: Lesson | None = None
+) -> Classification:
+    """Loss and mixing from complete options, the weights of the classes where the loss has any, and the teachers."""
     mixing = Mixing(config.mixup or 0.0, config.cutmix or 0.0, smoothing=config.smoothing or 0.0)
-    return Classification(config.task, num_classes, mixing, class_weights)
+    if lesson is not None:
+        return FunctionMatching(num_classes, mixing, lesson, config.label_weight, class_weights, config.loss)
+    return Classification(config.task, num_classes, mixing, class_weights, config.loss)
 
 
-def make_plan(config: TrainConfig, labels: list[str]) -> Plan:
-    """The loop's numbers from complete options."""
+def make_plan(config: TrainConfig, metric: str) -> Plan:
+    """The loop's numbers from complete options, and the score that decides which model is kept."""
     return Plan(
         epochs=config.epochs or 1,
         lr=config.lr or 0.0,
@@ -196,7 +245,7 @@ def make_plan(config: TrainConfig, labels: list[str]) -> Plan:
         warmup_epochs=config.warmup_epochs or 0.0,
         clip_grad=config.clip_grad,
         seed=config.seed,
-        metric=best_metric(config, labels),
+        metric=metric,
         patience=config.patience,
         recovery_interval=config.recovery_interval,
     )
@@ -234,7 +283,8 @@ _IDENTITY = (
     "task", "model", "model_args", "img_size", "patch_size", "in_chans", "opt", "lr", "min_lr",
     "warmup_epochs", "weight_decay", "layer_decay", "clip_grad", "drop_path", "balance", "smoothing", "mixup", "cutmix",
     "aa", "color_jitter", "hflip", "scale", "reprob", "model_ema", "model_ema_decay", "seed",
-    "streaming", "steps_per_epoch", "shuffle_window", "classes",
+    "streaming", "steps_per_epoch", "shuffle_window", "classes", "loss", "teacher", "label_weight", "aug_repeats",
+    "patch_drop", "img_sizes", "size_schedule", "naflex_loader", "naflex_train_seq_lens", "freeze", "lora_rank",
 )  # fmt: skip
 
 
@@ -242,7 +292,7 @@ def identity(config: TrainConfig) -> dict[str, Any]:
     """The options that must not differ between a checkpoint and the `config.yaml` beside it."""
     found = {name: getattr(config, name) for name in _IDENTITY}
     # config.yaml has lists alone, so a pair and a list must be the same here.
-    return found | {"scale": list(config.scale or (1.0, 1.0))}
+    return found | {"scale": list(config.scale or (1.0, 1.0)), "patch_drop": list(config.patch_drop)}
 
 
 def fingerprint(splits: Splits) -> str:

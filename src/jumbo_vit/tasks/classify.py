@@ -29,7 +29,7 @@ class Mixing:
 
 
 class Classification:
-    """The objective of `jumbo-vit train`: cross-entropy, or binary cross-entropy for multi-label.
+    """The objective of `jumbo-vit train`: cross-entropy, or binary cross-entropy, which multi-label always has.
 
     Args:
         task: "multiclass" or "multilabel".
@@ -37,15 +37,19 @@ class Classification:
         mixing: Mixup, cutmix and smoothing.
         class_weights: How much a class weighs, (C,); for "multilabel" (2, C), where a label is absent and where it is
             present. None weighs all alike.
+        loss: "ce", or "bce" for a yes or no to each class.
 
     Raises:
         UserError: Mixing or smoothing asked of a multi-label task.
     """
 
-    def __init__(self, task: str, num_classes: int, mixing: Mixing, class_weights: Tensor | None = None) -> None:
+    def __init__(
+        self, task: str, num_classes: int, mixing: Mixing, class_weights: Tensor | None = None, loss: str = "ce"
+    ) -> None:
         if task == "multilabel" and (mixing.mixup or mixing.cutmix or mixing.smoothing):
             raise UserError("mixup, cutmix and smoothing are for --task multiclass; set them to 0 for multilabel")
         self.task, self.num_classes, self.mixing, self.class_weights = task, num_classes, mixing, class_weights
+        self.loss = loss
         on = mixing.mixup > 0 or mixing.cutmix > 0
         self._mixup = (
             Mixup(mixing.mixup, mixing.cutmix, prob=mixing.mixup_prob, label_smoothing=0.0, num_classes=num_classes)
@@ -71,6 +75,9 @@ class Classification:
         With class weights w, a sample of class c has w_c times its smoothed cross-entropy l(c), and a mixture with
         shares t has the sum over c of t_c w_c l(c): smoothing spreads a target and never changes what it weighs. As l
         is linear in the target, that is `total` times l of the shares t_c w_c / `total`.
+
+        "bce" is the mean over the classes of binary cross-entropies, as timm's BinaryCrossEntropy has it; every class
+        that a picture has a share of is fully on, as in DeiT III (Touvron et al., arXiv:2204.07118).
         """
         logits = logits.float()
         weights = None if self.class_weights is None else self.class_weights.to(logits.device)
@@ -78,6 +85,9 @@ class Classification:
             targets = targets.float()
             each = F.binary_cross_entropy_with_logits(logits, targets, reduction="none")
             return (each if weights is None else each * torch.where(targets > 0, weights[1], weights[0])).mean(-1)
+        if self.loss == "bce":
+            present = F.one_hot(targets, self.num_classes) if targets.ndim == 1 else targets > 0
+            return F.binary_cross_entropy_with_logits(logits, present.float(), reduction="none").mean(-1)
         smoothing = self.mixing.smoothing
         if weights is None:
             return F.cross_entropy(logits, targets, reduction="none", label_smoothing=smoothing)
@@ -90,9 +100,17 @@ class Classification:
     def step(self, model: nn.Module, batch: tuple[Tensor, Tensor], seed: int) -> Tensor:
         """Losses (B,) of one forward pass in training; `seed` fixes mixing, dropout and drop path."""
         images, targets = self.mix(*batch, seed)
+        return self.losses(self.logits(model, images, seed), targets)
+
+    def logits(self, model: nn.Module, images: Tensor, seed: int) -> Tensor:
+        """The model's outputs in training; `seed` fixes dropout and drop path.
+
+        Raises:
+            UserError: Batch norm met a batch of one picture.
+        """
         torch.manual_seed(seed)
         try:
-            logits = model(images)
+            logits: Tensor = model(images)
         except ValueError as error:
             if "more than 1 value per channel" not in str(error):
                 raise
@@ -100,4 +118,4 @@ class Classification:
                 "this model's batch norm cannot train on a batch of one picture: change --batch-size, so that the last "
                 "batch has more"
             ) from error
-        return self.losses(logits, targets)
+        return logits

@@ -1,63 +1,9 @@
-"""The options of a training run, free of torch so that `--help` answers at once; and how presets fill them."""
+"""The options of a training run, free of torch so that `--help` answers at once."""
 
-import dataclasses
-import json
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Literal
 
 from jumbo_vit.errors import UserError
-
-# What a preset fills where the user gave nothing. "scratch" is mild: heavy mixing needs hundreds of epochs to pay, and
-# the recipes that train so long ask for it by name.
-PRESETS: dict[str, dict[str, Any]] = {
-    "scratch": {
-        "lr": 1e-3,
-        "weight_decay": 0.05,
-        "smoothing": 0.1,
-        "scale": (0.35, 1.0),
-        "drop_path": 0.0,
-        "layer_decay": 1.0,
-    },
-    "finetune": {
-        "lr": 2e-4,
-        "weight_decay": 0.05,
-        "smoothing": 0.1,
-        "scale": (0.35, 1.0),
-        "drop_path": 0.0,
-        "layer_decay": 0.75,
-    },
-}
-COMMON = {
-    "mixup": 0.0,
-    "cutmix": 0.0,
-    "aa": "",
-    "color_jitter": 0.0,
-    "hflip": 0.5,
-    "reprob": 0.0,
-    "min_lr": 1e-6,
-    "model_ema": False,
-}
-
-# The embedded default: digits of 8x8 pixels, which must be neither mirrored nor cut.
-DIGITS: dict[str, Any] = {
-    "model": "jumbo_vit_micro",
-    "img_size": "8",
-    "patch_size": 2,
-    "in_chans": 1,
-    "epochs": 25,
-    "model_ema": True,
-    "batch_size": 64,
-    "hflip": 0.0,
-    "scale": (0.8, 1.0),
-    "smoothing": 0.0,
-}
-PICTURES: dict[str, Any] = {
-    "model": "jumbo_vit_tiny_patch16_224",
-    "in_chans": 3,
-    "epochs": 100,
-    "batch_size": 128,
-}
 
 
 @dataclass
@@ -79,7 +25,11 @@ class TrainConfig:
         patch_size: Side of a patch in pixels; default the model's own.
         in_chans: Channels of the input: 3 for colour, 1 for grey.
         preset: Defaults for rate, decay and augmentation; auto is finetune with --init-from, else scratch.
+        freeze: Train the head alone, on features that are computed once and kept; no augmentation.
+        lora_rank: Train only the head and a bypass of this rank around the Jumbo FFN in each block; 0 for all weights.
         init_from: Start from a model folder, an official checkpoint, a weights file, or a timm ViT by name.
+        stages: Steps of one recipe: options of each, such as {img_size: 128, epochs: 400}; each starts from the model
+            of the one before, and is in stage-1, stage-2, ... of --out.
         epochs: Passes over the training pictures.
         batch_size: Pictures in one forward pass of one process.
         grad_accum_steps: Forward passes per update; the last update of an epoch takes what is left, rightly scaled.
@@ -94,6 +44,11 @@ class TrainConfig:
         balance: For classes of unequal size: "weights" makes each class weigh the same in the loss, "sampler" draws
             each equally often; the best model is then the one of the best balanced accuracy.
         smoothing: Label smoothing.
+        loss: "ce" is cross-entropy; "bce" is a binary cross-entropy, the mean over the classes, in which every class of
+            a mixed picture is on. Several labels always have the latter.
+        teacher: Train by function matching: models whose outputs on the same augmented and mixed pictures are the
+            target (names of timm, model folders, or folders that `jumbo-vit teach` wrote).
+        label_weight: Share of the labels' loss beside the teachers'; 0 for the teachers alone.
         mixup: Alpha of mixup; 0 for none.
         cutmix: Alpha of cutmix; 0 for none.
         aa: "3a" for 3-Augment, or RandAugment such as rand-m9-mstd0.5-inc1; empty for none.
@@ -101,6 +56,18 @@ class TrainConfig:
         hflip: Probability of a horizontal flip.
         scale: Smallest and largest share of the picture that a random crop takes.
         reprob: Probability of random erasing.
+        aug_repeats: Different augmentations of a picture in one epoch, each a sample; 0 for one. An epoch keeps its
+            number of updates and sees so many times fewer pictures.
+        patch_drop: Share of the patches that are dropped in training, at its beginning and its end, linear between
+            them; each sample drops its own, and global tokens stay.
+        img_sizes: Sizes to train at, pixels or HEIGHTxWIDTH, one for each update; --img-size is then the size of scores
+            and use.
+        size_schedule: "mixed" draws one of the sizes for each update, "progressive" goes from the smallest to the
+            largest in equal parts of the run.
+        naflex_loader: Train on pictures of any size and shape, cut into as many patches as a sequence may have; for
+            NaFlex models.
+        naflex_train_seq_lens: Largest numbers of patches, one for each update, as --size-schedule says; default the
+            patches of --img-size.
         model_ema: Keep averaged weights too; the better of both becomes the model. Default on for the digits alone.
         model_ema_decay: Highest decay of the average; it grows with the updates, so that short runs work.
         grad_checkpointing: Compute activations again in the backward pass, for less memory.
@@ -120,6 +87,7 @@ class TrainConfig:
         classes: Names of the classes of a stream, in the order of its numbers; default those that it states.
         seed: Fixes order, augmentation, mixing and weights.
         out: Folder of the run; default runs/NAME, with a number if it is taken.
+        dry_run: Build everything, make two small updates on made pictures, say what the whole run would take, and stop.
         resume: Go on with the run in this folder, or from one of its .ckpt files; only --epochs may be changed.
         workers: Processes that load pictures, for each training process; default by the number of cores.
         worker_start: How these processes are started; default the system's way.
@@ -140,7 +108,10 @@ class TrainConfig:
     patch_size: int | None = None
     in_chans: int | None = None
     preset: Literal["auto", "scratch", "finetune"] = "auto"
+    freeze: bool = False
+    lora_rank: int = 0
     init_from: str | None = None
+    stages: list[dict[str, Any]] | None = None
     epochs: int | None = None
     batch_size: int | None = None
     grad_accum_steps: int = 1
@@ -154,6 +125,9 @@ class TrainConfig:
     balance: Literal["none", "weights", "sampler"] = "none"
     drop_path: float | None = None
     smoothing: float | None = None
+    loss: Literal["ce", "bce"] = "ce"
+    teacher: list[str] | None = None
+    label_weight: float = 0.0
     mixup: float | None = None
     cutmix: float | None = None
     aa: str | None = None
@@ -161,6 +135,12 @@ class TrainConfig:
     hflip: float | None = None
     scale: tuple[float, float] | None = None
     reprob: float | None = None
+    aug_repeats: int = 0
+    patch_drop: tuple[float, float] = (0.0, 0.0)
+    img_sizes: list[str] | None = None
+    size_schedule: Literal["mixed", "progressive"] = "mixed"
+    naflex_loader: bool = False
+    naflex_train_seq_lens: list[int] | None = None
     model_ema: bool | None = None
     model_ema_decay: float = 0.9998
     grad_checkpointing: bool = False
@@ -178,6 +158,7 @@ class TrainConfig:
     classes: list[str] | None = None
     seed: int = 0
     out: str | None = None
+    dry_run: bool = False
     resume: str | None = None
     workers: int | None = None
     worker_start: Literal["fork", "spawn", "forkserver"] | None = None
@@ -201,132 +182,14 @@ class TrainConfig:
         return self.seeds > 1 or (self.folds > 0 and self.fold is None)
 
 
-def with_defaults(config: TrainConfig) -> TrainConfig:
-    """Fill what the user left open: from the data's defaults, then the preset's, then the common ones.
-
-    Raises:
-        UserError: A number is outside its range.
-    """
-    preset = config.preset
-    if preset == "auto":
-        preset = "finetune" if config.init_from else "scratch"
-    table: dict[str, Any] = COMMON | PRESETS[preset] | (DIGITS if config.data == "digits" else PICTURES)
-    if config.task == "multilabel":
-        table |= {"smoothing": 0.0}
-    like: dict[str, Any] = {}
-    if config.model in (None, "jumboized") and config.init_from is not None:
-        like = _like_the_folder(config.init_from)
-    if config.data == "digits" and (like or config.model not in (None, DIGITS["model"])):
-        # Another model has its own size and patch.
-        table = {key: value for key, value in table.items() if key not in ("img_size", "patch_size")}
-    table |= like
-    open_fields = {f.name for f in dataclasses.fields(config) if getattr(config, f.name) is None}
-    found: dict[str, Any] = {key: value for key, value in table.items() if key in open_fields}
-    filled = dataclasses.replace(config, preset=preset, **found)
-    assert filled.epochs is not None
-    if filled.warmup_epochs is None:
-        filled.warmup_epochs = min(5.0, filled.epochs / 10)
-    _check_ranges(filled)
-    return filled
-
-
-# Arguments of a saved model that the run has options for, or that say where old weights are.
-_OF_THE_RUN = ("num_classes", "pretrained", "pretrained_cfg", "pretrained_cfg_overlay", "checkpoint_path", "cache_dir")
-
-
-def _like_the_folder(source: str) -> dict[str, Any]:
-    """Model and arguments, size, patch and channels of a model folder or run: going on from one needs no --model.
-
-    Whatever is wrong with the folder is said when its weights are read.
-    """
-    for folder in (Path(source), Path(source) / "model"):
-        try:
-            content = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-            args, size = content.get("model_args", {}), content["pretrained_cfg"]["input_size"]
-            found = {"model": content["architecture"], "img_size": f"{size[1]}x{size[2]}", "in_chans": size[0]}
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError):
-            continue
-        if isinstance(args.get("patch_size"), int):
-            found["patch_size"] = args["patch_size"]
-        further = {name: value for name, value in args.items() if name not in {*found, *_OF_THE_RUN}}
-        return found | {"model_args": [f"{name}={json.dumps(value)}" for name, value in further.items()]}
-    return {}
-
-
-# Infinity is no number to train with, so every range ends below it.
-_HUGE = 1e300
-
-_RANGES: dict[str, tuple[float, float, str]] = {
-    "epochs": (1, _HUGE, "at least 1"),
-    "batch_size": (1, _HUGE, "at least 1"),
-    "steps_per_epoch": (1, _HUGE, "at least 1"),
-    "shuffle_window": (1, _HUGE, "at least 1"),
-    "grad_accum_steps": (1, _HUGE, "at least 1"),
-    "patch_size": (1, _HUGE, "at least 1"),
-    "in_chans": (1, _HUGE, "at least 1"),
-    "devices": (1, _HUGE, "at least 1"),
-    "nodes": (1, _HUGE, "at least 1"),
-    "lr": (0, _HUGE, "0 or more"),
-    "min_lr": (0, _HUGE, "0 or more"),
-    "warmup_epochs": (0, _HUGE, "0 or more"),
-    "weight_decay": (0, _HUGE, "0 or more"),
-    "layer_decay": (1e-9, 1, "above 0, up to 1"),
-    "clip_grad": (0, _HUGE, "0 or more"),
-    "drop_path": (0, 0.999, "from 0 to below 1"),
-    "smoothing": (0, 0.999, "from 0 to below 1"),
-    "mixup": (0, _HUGE, "0 or more"),
-    "cutmix": (0, _HUGE, "0 or more"),
-    "color_jitter": (0, 1, "from 0 to 1"),
-    "hflip": (0, 1, "from 0 to 1"),
-    "reprob": (0, 1, "from 0 to 1"),
-    "model_ema_decay": (0, 1, "from 0 to 1"),
-    "patience": (0, _HUGE, "0 or more"),
-    "val_fraction": (1e-9, 0.999, "above 0, below 1"),
-    "workers": (0, _HUGE, "0 or more"),
-    "recovery_interval": (0, _HUGE, "0 or more"),
-    "seed": (0, 2**63 - 1, "0 or more"),
-    "split_seed": (0, 2**63 - 1, "0 or more"),
-    "folds": (0, _HUGE, "0 for none, or 2 and more"),
-    "fold": (1, _HUGE, "at least 1"),
-    "seeds": (1, _HUGE, "at least 1"),
-}
-
-
-def _check_ranges(config: TrainConfig) -> None:
-    for name, (low, high, words) in _RANGES.items():
-        value = getattr(config, name)
-        # NaN is in no range, so the comparison is written to fail for it.
-        if value is not None and not low <= value <= high:
-            raise UserError(f"--{name.replace('_', '-')} is {value}, but must be {words}")
-    if config.scale is not None and not 0 < config.scale[0] <= config.scale[1] <= 1:
-        raise UserError(
-            f"--scale is {config.scale[0]} {config.scale[1]}, but must be two shares, 0 < small <= large <= 1"
-        )
-    if config.balance == "sampler" and config.task == "multilabel":
-        raise UserError(
-            "--balance sampler draws by the one class of a picture, which --task multilabel has not; use --balance "
-            "weights"
-        )
-    if config.folds == 1:
-        raise UserError("--folds is 1, but must be 0 for none, or 2 and more")
-    if config.fold is not None and config.fold > config.folds:
-        raise UserError(f"--fold {config.fold} needs --folds of at least as many, not {config.folds}")
-    assert config.warmup_epochs is not None and config.epochs is not None
-    if config.warmup_epochs >= config.epochs:
-        raise UserError(
-            f"--warmup-epochs {config.warmup_epochs:g} leaves nothing of {config.epochs} epochs; "
-            "make it smaller or raise --epochs"
-        )
-
-
-def parse_size(text: str | int) -> tuple[int, int]:
-    """ "224" or "192x256" as (height, width).
+def parse_size(text: str | int, flag: str = "--img-size") -> tuple[int, int]:
+    """ "224" or "192x256" as (height, width); `flag` is what gave it.
 
     Raises:
         UserError: Anything else.
     """
     parts = str(text).lower().split("x")
     if len(parts) not in (1, 2) or not all(part.strip().isdecimal() and int(part) > 0 for part in parts):
-        raise UserError(f"--img-size is {text!r}, but must be a number of pixels such as 224, or HEIGHTxWIDTH")
+        raise UserError(f"{flag} is {text!r}, but must be a number of pixels such as 224, or HEIGHTxWIDTH")
     sizes = [int(part) for part in parts]
     return sizes[0], sizes[-1]

@@ -23,6 +23,7 @@ def score_models(
     batches: int | None = None,
     thresholds: list[float] | None = None,
     watch: Callable[[Tensor, Tensor, Tensor], None] | None = None,
+    make_score: Callable[[], Any] | None = None,
 ) -> dict[str, dict[str, Any]]:
     """Score several models in one pass over a loader of (images, targets, index); always in fp32.
 
@@ -37,11 +38,12 @@ def score_models(
         batches: Forward passes to make, where sharded models need every process to make equally many.
         thresholds: Per class, the probability from which a label is given; multilabel only.
         watch: Gets the last model's logits, the targets and the samples' indices, batch by batch.
+        make_score: Makes an empty score for outputs and targets of another kind than `task`'s.
 
     Returns:
         The numbers of each model, by its name.
     """
-    scores = {name: new_score(task, labels, thresholds) for name in models}
+    scores = {name: make_score() if make_score else new_score(task, labels, thresholds) for name in models}
     modes = {name: model.training for name, model in models.items()}
     done = 0
     images = None

@@ -69,6 +69,8 @@ class Parts:
         save: Writes the state.
         keep: Writes the model of the given kind ("plain" or "averaged") as the best so far.
         keep_bad: Writes the batch that gave no finite loss.
+        before_update: Called before each update with its number in the whole run, skipped ones counted, and the run's
+            number of updates: what changes over a run takes its value there, so that a resumed run takes the same.
     """
 
     fabric: Any
@@ -82,6 +84,7 @@ class Parts:
     save: Callable[[Progress], None]
     keep: Callable[[Progress, str], None]
     keep_bad: Callable[[Progress, Bad], None]
+    before_update: Callable[[int, int], None] = lambda number, total: None
 
 
 @dataclass
@@ -185,6 +188,8 @@ class Loop:
         """One update from its forward passes; skipped and counted where loss or gradient is not finite."""
         parts, progress, fabric = self.parts, self.progress, self.parts.fabric
         size = parts.batches.update_size(progress.update)
+        per_epoch = parts.batches.updates
+        parts.before_update(progress.epoch * per_epoch + progress.update, self.plan.epochs * per_epoch)
         seeds = [
             mix_seed(self.plan.seed, "step", progress.epoch, progress.update, number, fabric.global_rank)
             for number in range(len(group))

@@ -1,5 +1,6 @@
 """`jumbo-vit evaluate`: a trained model on held-out pictures."""
 
+from dataclasses import replace
 from typing import Any
 
 from jumbo_vit.data.folds import take_fold
@@ -8,12 +9,23 @@ from jumbo_vit.data.sets import ImageSet, check_images, open_data, open_held_out
 from jumbo_vit.errors import UserError
 from jumbo_vit.folder import load
 from jumbo_vit.predictor import Contract
+from jumbo_vit.tasks.config import parse_size
 from jumbo_vit.tasks.evaluate import score_models
+from jumbo_vit.tasks.evaluate_classes import RealScore, SubsetScore, mapping_note, names_for, real_answers
 from jumbo_vit.tasks.report import new_outputs, report_file, shown, write_report
+from jumbo_vit.vit import check_size
 
 
 def evaluate(
-    model: str, data: str, device: str = "auto", workers: int = 0, report: str | None = None
+    model: str,
+    data: str,
+    device: str = "auto",
+    workers: int = 0,
+    report: str | None = None,
+    classes_by: str = "name",
+    subset: bool = False,
+    real: str | None = None,
+    img_size: str | None = None,
 ) -> dict[str, Any]:
     """Score a model folder, run or official checkpoint on `data`; the same numbers as training's own.
 
@@ -23,9 +35,14 @@ def evaluate(
         device: "auto", "cpu", "cuda" or "mps".
         workers: Processes that load pictures.
         report: A folder for a page that shows the numbers and the pictures behind them.
+        classes_by: How the data name classes, one of `jumbo_vit.tasks.evaluate_classes.WAYS`.
+        subset: Answer only classes that the data have.
+        real: Right answers beside those of the data, as `real_answers` takes them.
+        img_size: Another size than the model's own, as "384" or "192x256"; positions are resampled.
 
     Returns:
-        Fractions by name, `n`, `skipped` (path and reason) and `notes`; with a report also its path, `report`.
+        Fractions by name, `n`, `skipped` (path and reason) and `notes`; with `real` also the entries of `RealScore`;
+        with a report also its path, `report`.
 
     Raises:
         UserError: No such model or data, classes that the model does not know, or no place for a report.
@@ -35,7 +52,24 @@ def evaluate(
     page = None if report is None else report_file(report)
     predictor = load(model, device)
     contract = predictor.contract
-    images = _drawn_in_training(data, contract) or _held_out(data, contract)
+    if not contract.labels:
+        raise UserError(
+            f"{model} has no classes to score: no head was trained on it; train one by jumbo-vit train --init-from "
+            f"{model} --data FOLDER"
+        )
+    if (subset or real) and (contract.task != "multiclass" or report):
+        what = "--report, which shows all classes and one label" if report else "a multi-label model"
+        raise UserError(f"{'--subset' if subset else '--real'} does not go with {what}: leave one out")
+    if subset and real:
+        raise UserError("--subset and --real are two questions: ask them one after the other")
+    if img_size is not None:
+        contract = _resized(predictor.model, contract, img_size)
+    images = _drawn_in_training(data, contract) if classes_by == "name" else None
+    images = images or _held_out(data, contract, classes_by)
+    kept = [number for number, count in enumerate(images.class_counts()) if count]
+    if subset:
+        images.notes.append(f"Answered were the {len(kept)} classes of the data only, of {len(contract.labels)}.")
+    answers = RealScore(real_answers(real, images, contract.labels)) if real else None
     loader = eval_loader(EvalSet(images, contract.task, contract.preparation), workers)
     outputs = None if page is None else new_outputs(contract)
     scores = score_models(
@@ -45,18 +79,49 @@ def evaluate(
         contract.labels,
         predictor.device,
         thresholds=contract.thresholds,
-        watch=None if outputs is None else outputs.update,
+        watch=outputs.update if outputs is not None else answers.update if answers is not None else None,
+        make_score=(lambda: SubsetScore(contract.labels, kept)) if subset else None,
     )
     skipped = [{"path": s.path, "reason": s.reason} for s in images.skipped]
-    numbers = {**scores["model"], "skipped": skipped, "notes": [shown(note) for note in images.notes]}
+    numbers = {
+        **scores["model"],
+        **(answers.result() if answers is not None else {}),
+        "skipped": skipped,
+        "notes": [shown(note) for note in images.notes],
+    }
     if page is not None and outputs is not None:
         write_report(page, (model, data), predictor, images, outputs, numbers)
         numbers["report"] = shown(str(page))
     return numbers
 
 
-def _held_out(data: str, contract: Contract) -> ImageSet:
-    found = open_held_out(data, contract.task, contract.labels)  # type: ignore[arg-type]
+def _resized(model: Any, contract: Contract, img_size: str) -> Contract:
+    """Make the model take pictures of another size, and give the contract that says so."""
+    size = parse_size(img_size)
+    if not hasattr(model, "set_input_size"):
+        raise UserError(f"{type(model).__name__} takes no other size than its own: leave out --img-size")
+    patch = getattr(getattr(model, "patch_embed", None), "patch_size", None)
+    if patch is not None:
+        check_size(size, patch)
+    model.set_input_size(img_size=size)
+    chans = contract.preparation.in_chans
+    return replace(contract, preparation=replace(contract.preparation, input_size=(chans, *size)))
+
+
+def _held_out(data: str, contract: Contract, classes_by: str) -> ImageSet:
+    names = names_for(classes_by, contract.labels)
+    try:
+        found = open_held_out(data, contract.task, names)  # type: ignore[arg-type]
+    except UserError as error:
+        if classes_by != "name" or "none of the model's classes" not in str(error):
+            raise
+        raise UserError(
+            f"{error}; where folders are numbers of the classes from 0, add --classes-by index, where they are "
+            "WordNet numbers, --classes-by wnid"
+        ) from error
+    if classes_by != "name":
+        found.classes = list(contract.labels)
+        found.notes.append(mapping_note(classes_by, contract.labels))
     if not found.samples:
         first = f", first {found.skipped[0].path}: {found.skipped[0].reason}" if found.skipped else ""
         raise UserError(f"there is no picture to score in {data}{first}")

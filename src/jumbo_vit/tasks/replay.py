@@ -21,10 +21,12 @@ def write_bad(
     path: Path,
     weights: dict[str, Tensor],
     progress: Progress,
+    place: tuple[int, int],
     bad: Bad,
     precision: str,
     size: int,
     class_weights: Tensor | None,
+    labels: list[str],
 ) -> None:
     """Write weights, batches, seeds and loss of a bad update: plain tensors and numbers.
 
@@ -32,10 +34,12 @@ def write_bad(
         path: The file to write.
         weights: The model's, as the update saw them.
         progress: Where the run stands.
+        place: The update's number in the whole run, and the run's number of updates.
         bad: The update's passes, of all processes.
         precision: "fp32", "bf16" or "fp16".
         size: The number of samples in the update.
         class_weights: Of the loss, or None.
+        labels: Names of the classes.
     """
     content = {
         "jumbo_vit_bad_batch": 1,
@@ -45,9 +49,11 @@ def write_bad(
         "loss": bad.loss,
         "size": size,
         "class_weights": class_weights,
+        "labels": labels,
         "precision": precision,
         "epoch": progress.epoch,
         "update": progress.update,
+        "place": place,
     }
     buffer = io.BytesIO()
     torch.save(content, buffer)
@@ -64,22 +70,34 @@ def replay(run: Path) -> dict[str, Any]:
     Raises:
         UserError: The run has no bad batch, or the file is damaged.
     """
-    from jumbo_vit.tasks.build import build_model, load_config, make_objective
+    from jumbo_vit.tasks.build import augmentation, build_model, command_of, load_config, make_objective
+    from jumbo_vit.tasks.distill import open_lesson
+    from jumbo_vit.tasks.frozen import trained_part
+    from jumbo_vit.tasks.schedules import before_update
 
     path = run / FILE
     if not path.is_file():
         raise UserError(f"{run} holds no {FILE}: no loss of that run was other than finite, or it is another folder")
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
-        state = content["model"]
+        state, place = content["model"], content["place"]
     except Exception as error:  # whatever a damaged file makes the reader raise
         raise UserError(f"{path} is cut off or no batch that was saved by a run") from error
-    config = load_config(run)
-    classes = state[_head_name(state)].shape[0]
-    model, _ = build_model(config, classes)
-    model.load_state_dict(state)
+    if command_of(run) == "pretrain":
+        from jumbo_vit.tasks.pretrain import parts_of
+
+        model, objective = parts_of(run, content["precision"])
+        model.load_state_dict(state)
+    else:
+        config = load_config(run)
+        classes = state[_head_name(state)].shape[0]
+        model, preparation = build_model(config, classes)
+        model.load_state_dict(state)
+        model = trained_part(model, config)
+        before_update(config, model)(*place)
+        lesson = open_lesson(config, content["labels"], preparation, augmentation(config), "cpu", content["precision"])
+        objective = make_objective(config, classes, content["class_weights"], lesson)
     model.train()
-    objective = make_objective(config, classes, content["class_weights"])
     low = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(content["precision"])
     assert content["precision"] in PRECISIONS
     total = torch.zeros(())
@@ -94,7 +112,7 @@ def replay(run: Path) -> dict[str, Any]:
     loss, recorded = float(total) / content["size"], float(content["loss"])
     norm = float(torch.nn.utils.get_total_norm([p.grad for p in model.parameters() if p.grad is not None]))
     each_loss = torch.cat(losses)
-    finite_inputs = torch.cat([images.flatten(1).isfinite().all(1) for (images, _, _) in content["batches"]])
+    finite_inputs = torch.cat([_pixels(images).flatten(1).isfinite().all(1) for (images, _, _) in content["batches"]])
     return {
         "epoch": content["epoch"] + 1,
         "update": content["update"],
@@ -108,6 +126,12 @@ def replay(run: Path) -> dict[str, Any]:
         "bad_inputs": (~finite_inputs).nonzero().flatten().tolist(),
         "bad_weights": [name for name, value in state.items() if not value.isfinite().all()],
     }
+
+
+def _pixels(images: Any) -> Tensor:
+    """The pictures of a batch, whole or cut into patches."""
+    pixels: Tensor = images["patches"] if isinstance(images, dict) else images
+    return pixels
 
 
 def _head_name(state: dict[str, Any]) -> str:

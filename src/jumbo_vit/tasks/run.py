@@ -15,36 +15,33 @@ from jumbo_vit.data.sampler import EpochBatches
 from jumbo_vit.data.sets import ImageSet, Splits, check_images, open_data
 from jumbo_vit.errors import UserError
 from jumbo_vit.files import write_json
-from jumbo_vit.folder import save_folder
-from jumbo_vit.predictor import Contract
-from jumbo_vit.tasks.average import averaged, weights_of
-from jumbo_vit.tasks.balance import balance_notes, best_metric, drawn_classes, loss_weights
+from jumbo_vit.tasks.average import averaged
+from jumbo_vit.tasks.balance import balance_notes, drawn_classes, loss_weights
 from jumbo_vit.tasks.build import (
     augmentation,
     build_model,
     fingerprint,
-    identity,
     make_logger,
     make_objective,
     make_optimizer,
     make_plan,
-    save_config,
-    versions,
 )
 from jumbo_vit.tasks.config import TrainConfig
+from jumbo_vit.tasks.distill import Lesson, open_lesson
 from jumbo_vit.tasks.evaluate import passes_of_rank_zero, score_models
 from jumbo_vit.tasks.fabric import make_fabric, on_main
-from jumbo_vit.tasks.loop import Bad, Loop, Parts
-from jumbo_vit.tasks.progress import Reporter, draw_curves, write_metrics
-from jumbo_vit.tasks.replay import FILE, write_bad
-from jumbo_vit.tasks.sharding import load_optimizer, shard, whole
+from jumbo_vit.tasks.frozen import check_start, store_for_run, trained_parameters, trained_part
+from jumbo_vit.tasks.loop import Loop, Objective, Parts
+from jumbo_vit.tasks.progress import Reporter, draw_curves
+from jumbo_vit.tasks.run_files import RunFiles
+from jumbo_vit.tasks.schedules import before_update, shapes
+from jumbo_vit.tasks.sharding import load_optimizer, shard
 from jumbo_vit.tasks.start import start_from
-from jumbo_vit.tasks.state import Progress, claim_out, restoring, write_state
+from jumbo_vit.tasks.state import Progress, claim_out, restoring
 from jumbo_vit.tasks.summary import closing_lines, make_summary, opening_lines
-from jumbo_vit.version import __version__
 
 
-class Run:
+class Run(RunFiles):
     """One training run: builds the parts, gives them to the loop, and writes what comes of it.
 
     Args:
@@ -78,16 +75,18 @@ class Run:
         self.main = bool(self.fabric.is_global_zero)
         known = None if self.content is None else config.out or "."
         self.out = Path(known or self._on_main(lambda: str(claim_out(config))))
+        self._lesson = self._open_lesson()
         self.splits = self._check(self.splits)
         self._class_weights = loss_weights(config, self.splits.train)
         self._classes = drawn_classes(config, self.splits.train)
         self.splits.train.notes += balance_notes(config, self.splits.train)
+        self.splits.train.notes += self._lesson.notes if self._lesson else []
         self._fingerprint = fingerprint(self.splits)
         self._verify_same_run()
         self._parameters = sum(parameter.numel() for parameter in template.parameters())
         loop = self._loop(template)
         if self.main:
-            save_config(self.out, dataclasses.replace(config, out=str(self.out)))
+            self._write_config()
             print("\n".join(opening_lines(config, self.splits, self._facts(), self.progress)), flush=True)
         loop.run()
         self.stop = loop.stop
@@ -97,6 +96,13 @@ class Run:
         config = self.config
         splits = open_data(config.data, config.task, config.held_out_seed, config.val_fraction)
         return take_fold(splits, config.folds, config.fold, config.held_out_seed) if config.fold else splits
+
+    def _open_lesson(self) -> Lesson | None:
+        config, device = self.config, self.fabric.device
+        lesson = open_lesson(config, self.labels, self.preparation, augmentation(config), device, self.precision)
+        if lesson is not None and self.content is not None:
+            lesson.check_same(self.content.get("teachers"), self.out)
+        return lesson
 
     def _check(self, splits: Splits) -> Splits:
         """Leave out what cannot be read; the main process looks, all processes learn the result."""
@@ -123,7 +129,7 @@ class Run:
     def _verify_same_run(self) -> None:
         if self.content is None:
             return
-        now, then = identity(self.config), self.content["identity"]
+        now, then = self._identity(), self.content["identity"]
         changed = sorted(name for name in now if now[name] != then.get(name))
         if changed:
             raise UserError(
@@ -141,15 +147,19 @@ class Run:
         if config.init_from and self.content is None:
             report = start_from(model, config.init_from, self.labels)
             fabric.print(f"from {config.init_from}: {report}")
+            check_start(model, report, config)
         if config.grad_checkpointing:
             model.set_grad_checkpointing(True)  # type: ignore[operator]
+        model = self._with_extras(model)
         average = averaged(model, config.model_ema_decay).to(fabric.device) if config.model_ema else None
         if self.content is not None:
             with restoring(self.out):
                 model.load_state_dict(self.content["model"])
                 if average is not None:
                     average.load_state_dict(self.content["average"])
-        wrapped = fabric.setup_module(model)
+        trained = trained_part(model, config)
+        self._trained = trained_parameters(model)
+        wrapped = fabric.setup_module(trained)
         if average is not None and self._sharded:
             shard(average.module, fabric.strategy.device_mesh)
         # Sharding replaces the parameters, so the optimizer is made of what there is after it.
@@ -168,7 +178,7 @@ class Run:
                 f"{batches.samples_per_update}: set batch_size, grad_accum_steps and the processes in "
                 f"{self.out / 'config.yaml'} so that their product stays the same"
             )
-        objective = make_objective(config, len(self.labels), self._class_weights)
+        objective = self._objective()
         parts = Parts(
             fabric,
             wrapped,
@@ -181,12 +191,22 @@ class Run:
             self._save,
             self._keep,
             self._keep_bad,
+            before_update(config, model),
         )
-        return Loop(parts, make_plan(config, self.labels), self.progress, Reporter(self.main, self._loggers()))
+        return Loop(parts, make_plan(config, self._metric), self.progress, Reporter(self.main, self._loggers()))
+
+    def _with_extras(self, model: nn.Module) -> nn.Module:
+        """The model with what a run of another kind trains beside it."""
+        return model
+
+    def _objective(self) -> Objective:
+        return make_objective(self.config, len(self.labels), self._class_weights, self._lesson)
 
     def _order(self) -> tuple[EpochBatches, Any]:
         """The order of the samples, and a loader over it."""
         config, fabric = self.config, self.fabric
+        augment = augmentation(config)
+        sizes, sized, collate = shapes(config, self.model, self.preparation, augment)
         batches = EpochBatches(
             len(self.splits.train),
             config.batch_size or 1,
@@ -195,10 +215,18 @@ class Run:
             fabric.world_size,
             config.grad_accum_steps,
             classes=self._classes,
+            repeats=max(1, config.aug_repeats),
+            sizes=sizes,
         )
-        dataset = TrainSet(self.splits.train, self.task, self.preparation, augmentation(config), config.seed)
+        if config.freeze:
+            parts = (self.model, self.splits, self.preparation, config, self.out, fabric, self._workers)
+            self._stored = store_for_run(*parts, self._all_objects)
+            return batches, self._stored.loader(batches)
+        dataset = TrainSet(self.splits.train, self.task, self.preparation, augment, config.seed, sized)
+        if self._lesson is not None:
+            dataset = self._lesson.pictures(dataset, augment)
         pin = fabric.device.type == "cuda"
-        return batches, train_loader(dataset, batches, self._workers, config.worker_start, pin)
+        return batches, train_loader(dataset, batches, self._workers, config.worker_start, pin, collate)
 
     @property
     def _workers(self) -> int:
@@ -217,6 +245,8 @@ class Run:
             models["averaged"] = self.average
         dataset = EvalSet(self.splits.val, self.task, self.preparation)
         loader = eval_loader(dataset, self._workers, fabric.global_rank, fabric.world_size, self.config.worker_start)
+        if self.config.freeze:
+            models, loader = self._stored.scoring(models, fabric.global_rank, fabric.world_size)
         # A sharded model's forward pass is a joint effort: all processes make as many as the busiest.
         passes = passes_of_rank_zero(len(dataset), fabric.world_size) if self._sharded else None
         return score_models(models, loader, self.task, self.labels, fabric.device, self._total, self._gather, passes)
@@ -232,79 +262,11 @@ class Run:
     def _gather(self, value: Tensor) -> Tensor:
         return torch.cat(self._all_objects(value))
 
-    def _save(self, progress: Progress) -> None:
-        content = {
-            "model": whole(self.model.state_dict()),
-            "average": whole(self.average.state_dict()) if self.average is not None else None,
-            "optimizer": whole(self.optimizer.state_dict()),
-            "precision": self.fabric.strategy.precision.state_dict(),
-            "fingerprint": self._fingerprint,
-            "epochs": self.config.epochs,
-            "identity": identity(self.config),
-            "update_size": self.batches.samples_per_update,
-            "unreadable": getattr(self, "unreadable", None),
-            "versions": versions(),
-        } | self._more_state()
-
-        def write() -> None:
-            write_metrics(self.out / "metrics.csv", progress.history)
-            write_state(self.out, content, progress)
-
-        self._on_main(write)
-
-    def _more_state(self) -> dict[str, Any]:
-        """What a run of another kind has to add to its checkpoint."""
-        return {}
-
-    def _keep(self, progress: Progress, kind: str) -> None:
-        chosen: Any = self.average if kind == "averaged" else self.model
-        weights = weights_of(chosen)
-        lineage: dict[str, Any] = {
-            "source": f"jumbo-vit {__version__} train",
-            "init_from": self.config.init_from,
-            "weights": kind,
-            "epoch": progress.epoch,
-            "metric": self._metric,
-            "score": progress.best_score,
-            "seed": self.config.seed,
-        }
-        if self.splits.drawn:
-            # With this, `evaluate --data` of the same tree scores the pictures that were held out, not the whole.
-            lineage["split"] = {
-                "seed": self.config.held_out_seed,
-                "val_fraction": self.config.val_fraction,
-                "folds": self.config.folds,
-                "fold": self.config.fold,
-                "checksum": self.splits.val.checksum(),
-            }
-        contract = Contract(self.task, self.labels, self.preparation, lineage=lineage)
-        self._on_main(lambda: save_folder(self.out / "model", self.model, contract, weights))
-
-    def _keep_bad(self, progress: Progress, bad: Bad) -> None:
-        weights = weights_of(self.model)
-        passes = [tuple(part.cpu() for part in batch) for batch in bad.batches]
-        shares = self._all_objects(list(zip(passes, bad.seeds, strict=True)))
-        every = [entry for share in shares for entry in share]
-        whole_bad = Bad([batch for batch, _ in every], [seed for _, seed in every], bad.loss)
-        size, path = self.batches.update_size(progress.update), self.out / FILE
-        args = (weights, progress, whole_bad, self.precision, size, self._class_weights)
-        self._on_main(lambda: write_bad(path, *args))
-
-    def _all_objects(self, value: Any) -> list[Any]:
-        if self.fabric.world_size == 1:
-            return [value]
-        shares: list[Any] = [None] * self.fabric.world_size
-        torch.distributed.all_gather_object(shares, value)
-        return shares
-
-    @property
-    def _metric(self) -> str:
-        return best_metric(self.config, self.labels)
-
     def _facts(self) -> dict[str, Any]:
         return {
             "training": f"{len(self.splits.train)} pictures",
             "parameters": self._parameters,
+            "trained": self._trained,
             "input_size": self.preparation.input_size,
             "world": self.fabric.world_size,
             "device": self.fabric.device.type,
@@ -317,6 +279,9 @@ class Run:
         """What a run of another kind says in place of, or beside, the entries of `make_summary`."""
         return {}
 
+    def _closing(self, summary: dict[str, Any]) -> list[str]:
+        return closing_lines(summary)
+
     def _finish(self) -> dict[str, Any]:
         summary = make_summary(self.config, self.splits, self._facts(), self.progress, self._metric)
         summary |= self._more_summary()
@@ -325,7 +290,7 @@ class Run:
             title = f"{self.config.model} on {Path(self.config.data).name}"
             draw_curves(self.out / "curves.png", self.progress.history, self._metric, title)
             if self.progress.best_score is not None:
-                print("\n".join(closing_lines(summary)), flush=True)
+                print("\n".join(self._closing(summary)), flush=True)
         self.fabric.barrier()
         if self.progress.best_score is None:
             raise UserError(

@@ -21,7 +21,7 @@ from jumbo_vit.tasks.config import TrainConfig
 
 FORMAT = 1
 LAST, PREVIOUS = "last.ckpt", "previous.ckpt"
-RUNS = ("fold-*", "seed-*", "seed-*/fold-*")
+RUNS = ("fold-*", "seed-*", "seed-*/fold-*", "stage-*")
 """Where a folder of several runs has them."""
 
 
@@ -98,7 +98,7 @@ class Progress:
 
 
 def holds_run(out: Path) -> bool:
-    """Whether a folder holds a run that made a checkpoint or a summary, or several (`--folds`, `--seeds`).
+    """Whether a folder holds a run that made a checkpoint or a summary, or several (`--folds`, `--seeds`, stages).
 
     A run that was stopped before its first checkpoint holds options at most, and is started again.
     """

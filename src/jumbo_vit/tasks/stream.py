@@ -16,6 +16,7 @@ from jumbo_vit.errors import UserError
 from jumbo_vit.tasks.build import augmentation
 from jumbo_vit.tasks.config import TrainConfig
 from jumbo_vit.tasks.run import Run
+from jumbo_vit.tasks.schedules import shapes
 from jumbo_vit.tasks.state import Progress, restoring
 
 GIVEN = "stream"
@@ -99,6 +100,8 @@ def _refuse(config: TrainConfig) -> None:
         "balance": "the sizes of its classes are not known",
         "val_fraction": "its held-out part is --val-data",
         "split_seed": "its held-out part is --val-data",
+        "aug_repeats": "repeats need a list of all pictures",
+        "naflex_loader": "sequences are cut from a list of pictures",
     }
     odd = next((name for name in reasons if getattr(config, name) != getattr(usual, name)), None)
     if odd is not None:
@@ -155,10 +158,12 @@ class StreamRun(Run):
         if self.content is not None:
             with restoring(self.out):
                 self.stream.load_state_dict(self.content["stream"])
+        augment = augmentation(config)
+        sizes, sized, _ = shapes(config, self.model, self.preparation, augment)
         batches = StreamBatches(
-            config.steps_per_epoch or 1, config.batch_size or 1, config.seed, config.grad_accum_steps
+            config.steps_per_epoch or 1, config.batch_size or 1, config.seed, config.grad_accum_steps, sizes
         )
-        return batches, StreamLoader(StreamSet(self.stream, self.preparation, augmentation(config)), batches)
+        return batches, StreamLoader(StreamSet(self.stream, self.preparation, augment, sized), batches)
 
     def _more_state(self) -> dict[str, Any]:
         return {"stream": self.stream.state_dict()}

@@ -18,16 +18,17 @@ def opening_lines(config: TrainConfig, splits: Splits, facts: dict[str, Any], pr
     Args:
         config: Complete options.
         splits: The pictures in use.
-        facts: "training" (in words), "parameters", "input_size", "world", "device", "precision", "resumed", "out".
+        facts: "training" (in words), "parameters", "input_size", "world", "device", "precision", "resumed", "out";
+            "classes" (in words) where there are none to count.
         progress: Where the run stands.
     """
     train, val = splits.train, splits.val
     size = "x".join(map(str, facts["input_size"]))
     skipped = [*train.skipped, *val.skipped]
     lines = [
-        f"{config.model}: {facts['parameters'] / 1e6:.2f} M parameters, input {size}",
+        f"{config.model}: {facts['parameters'] / 1e6:.2f} M parameters{_trained(facts)}, input {size}",
         f"{facts['training']} for training, {len(val)} held out ({splits.held_out}), "
-        f"{len(train.classes)} classes, {len(skipped)} skipped",
+        f"{facts.get('classes') or f'{len(train.classes)} classes'}, {len(skipped)} skipped",
     ]
     lines += [f"  skipped {entry.path}: {entry.reason}" for entry in skipped[:20]]
     if len(skipped) > 20:
@@ -39,6 +40,12 @@ def opening_lines(config: TrainConfig, splits: Splits, facts: dict[str, Any], pr
         f"update, rate {config.lr}, on {facts['device']} in {facts['precision']}, from {where}; {facts['out']}"
     )
     return lines
+
+
+def _trained(facts: dict[str, Any]) -> str:
+    """How many of the parameters are trained, where not all are."""
+    count = facts.get("trained", facts["parameters"])
+    return "" if count == facts["parameters"] else f", {count} of them trained"
 
 
 def closing_lines(summary: dict[str, Any]) -> list[str]:
@@ -80,6 +87,7 @@ def make_summary(
         "data": config.data,
         "model": config.model,
         "parameters": facts["parameters"],
+        "trained_parameters": facts.get("trained", facts["parameters"]),
         "classes": train.classes,
         "task": config.task,
         "images": {"train": len(train), "val": len(val), "held_out": splits.held_out},

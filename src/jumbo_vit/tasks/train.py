@@ -8,10 +8,13 @@ from typing import Any
 
 from jumbo_vit.errors import UserError
 from jumbo_vit.tasks.build import load_config
-from jumbo_vit.tasks.config import TrainConfig, with_defaults
+from jumbo_vit.tasks.config import TrainConfig
+from jumbo_vit.tasks.defaults import with_defaults
+from jumbo_vit.tasks.dry_run import dry_run
 from jumbo_vit.tasks.members import MemberRun, Unreadable, check_options, check_state
 from jumbo_vit.tasks.repeat import repeat
 from jumbo_vit.tasks.run import Run
+from jumbo_vit.tasks.stages import holds_stages, resume_stages, train_stages
 from jumbo_vit.tasks.state import Progress, find_state, holds_run
 from jumbo_vit.tasks.stream import StreamRun, stream_options, the_same_stream
 
@@ -31,6 +34,12 @@ def train(config: TrainConfig, stream: Any = None, classes: Sequence[str] | None
     """
     if config.resume:
         return _resume(config, config.resume, stream, classes)
+    if config.dry_run:
+        return dry_run(config)
+    if config.stages is not None:
+        if stream is not None or classes is not None:
+            raise UserError("stages need data that can be opened anew for each: give --data, not a stream of Python's")
+        return train_stages(config, _begin_or_go_on_with_stage)
     config = with_defaults(stream_options(config, stream, classes))
     if config.data != "digits" and not config.streaming:
         # config.yaml must mean the same pictures wherever the run is gone on with.
@@ -50,10 +59,12 @@ def _resume(config: TrainConfig, where: str, stream: Any, classes: Sequence[str]
         flags = ", ".join(f"--{name.replace('_', '-')}" for name in extra)
         raise UserError(f"--resume takes everything from the run; only --epochs may be changed, not {flags}")
     out = Path(where)
+    if holds_stages(out):
+        return resume_stages(out, config.epochs, _begin_or_go_on_with_stage)
     if (out / "config.yaml").is_file():
         saved = load_config(out)
         if saved.repeated:
-            saved = dataclasses.replace(saved, out=str(out), epochs=_raised(saved, config.epochs))
+            saved = dataclasses.replace(saved, out=str(out), epochs=raised_epochs(saved, config.epochs))
             return repeat(saved, _begin_or_go_on, resumed=True)
     return _go_on(where, config.epochs, stream, classes)[0]
 
@@ -67,7 +78,15 @@ def _begin_or_go_on(config: TrainConfig, unreadable: Unreadable) -> tuple[dict[s
     return run.train(), run.stop
 
 
-def _raised(saved: TrainConfig, epochs: int | None) -> int:
+def _begin_or_go_on_with_stage(config: TrainConfig, begun: bool) -> tuple[dict[str, Any], int]:
+    if begun:
+        return _go_on(config.out or ".", config.epochs)
+    run = _run(config, None)
+    return run.train(), run.stop
+
+
+def raised_epochs(saved: TrainConfig, epochs: int | None) -> int:
+    """The epochs of a run that goes on: its own, or as many more as asked. Raises `UserError` if it would be fewer."""
     assert saved.epochs is not None
     if epochs is not None and epochs < saved.epochs:
         raise UserError(f"--epochs {epochs} is less than the run's {saved.epochs}; it can only be raised")
@@ -89,13 +108,13 @@ def _go_on(
         # It may have been made on another machine; its pictures are compared, not their place.
         saved = dataclasses.replace(saved, data=plan.data)
     # The folder may have been moved, and a lengthened run may have been killed before its first state.
-    saved = dataclasses.replace(saved, out=str(out), epochs=_raised(saved, epochs))
+    saved = dataclasses.replace(saved, out=str(out), epochs=raised_epochs(saved, epochs))
     assert saved.epochs is not None
     raised = saved.epochs > content["epochs"]
     if progress.finished and not raised and (out / "summary.json").is_file():
         if plan is not None:
             check_state(out, saved, plan, content)
-        summary = _finished_summary(out)
+        summary = finished_summary(out)
         how = "stopped early" if progress.stopped_early else f"all {saved.epochs} epochs"
         print(f"{out}: the run is finished ({how}); to go on, raise --epochs")
         return summary, 0
@@ -107,7 +126,8 @@ def _go_on(
     return run.train(), run.stop
 
 
-def _finished_summary(out: Path) -> dict[str, Any]:
+def finished_summary(out: Path) -> dict[str, Any]:
+    """The content of a finished run's `summary.json`. Raises `UserError` if it is damaged."""
     path = out / "summary.json"
     try:
         summary = json.loads(path.read_text(encoding="utf-8"))

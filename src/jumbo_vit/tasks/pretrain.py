@@ -1,0 +1,260 @@
+"""`jumbo-vit pretrain`: an encoder learns from pictures without labels.
+
+The run is that of `train`: its loop, order, checkpoints and processes. What differs is here. The model is a `Learner`,
+the encoder with the modules that the method trains beside it; the objective and the score are the method's; what is
+kept as the best model is the encoder alone.
+"""
+
+import dataclasses
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from jumbo_vit.data.pipeline import EvalSet, Preparation, eval_loader
+from jumbo_vit.data.sets import Splits
+from jumbo_vit.data.unlabelled import open_unlabelled
+from jumbo_vit.errors import UserError
+from jumbo_vit.folder import save_folder
+from jumbo_vit.predictor import Contract
+from jumbo_vit.tasks.average import weights_of
+from jumbo_vit.tasks.build import build_model, load_options, save_config
+from jumbo_vit.tasks.classify import Mixing
+from jumbo_vit.tasks.distill import LOW, told_of
+from jumbo_vit.tasks.evaluate import passes_of_rank_zero, score_models
+from jumbo_vit.tasks.feature_matching import FeatureLearner, FeatureMatching, collapse
+from jumbo_vit.tasks.learner import encoder_weights
+from jumbo_vit.tasks.loop import Objective
+from jumbo_vit.tasks.pretrain_config import PretrainConfig, with_pretrain_defaults
+from jumbo_vit.tasks.run import Run
+from jumbo_vit.tasks.state import Progress, find_state
+from jumbo_vit.tasks.train import finished_summary, raised_epochs
+from jumbo_vit.teachers import Teacher, open_teacher
+from jumbo_vit.version import __version__
+
+
+def pretrain(config: PretrainConfig) -> dict[str, Any]:
+    """Run a pre-training, new or resumed, and give the summary (the content of `summary.json`).
+
+    Raises:
+        UserError: Anything that the user can mend: data, teacher, options, disk, a rate that is too high.
+    """
+    if config.resume:
+        return _resume(config, config.resume)
+    config = with_pretrain_defaults(config)
+    # config.yaml must mean the same pictures and the same teacher wherever the run is gone on with.
+    data = config.data if config.data == "digits" else _absolute(config.data)
+    teacher = config.teacher
+    if teacher is not None and Path(teacher).expanduser().is_dir():
+        teacher = _absolute(teacher)
+    return PretrainRun(dataclasses.replace(config, data=data, teacher=teacher)).train()
+
+
+def _absolute(path: str) -> str:
+    return str(Path(path).expanduser().absolute())
+
+
+def _resume(config: PretrainConfig, where: str) -> dict[str, Any]:
+    extra = sorted(config.given - {"resume", "epochs"})
+    if extra:
+        flags = ", ".join(f"--{name.replace('_', '-')}" for name in extra)
+        raise UserError(f"--resume takes everything from the run; only --epochs may be changed, not {flags}")
+    out, content, progress = find_state(where)
+    saved = load_options(out, PretrainConfig)
+    # The folder may have been moved, and a lengthened run may have been killed before its first state.
+    saved = dataclasses.replace(saved, out=str(out), epochs=raised_epochs(saved.as_train(), config.epochs))
+    assert saved.epochs is not None
+    raised = saved.epochs > content["epochs"]
+    if progress.finished and not raised and (out / "summary.json").is_file():
+        how = "stopped early" if progress.stopped_early else f"all {saved.epochs} epochs"
+        summary = finished_summary(out)
+        print(f"{out}: the run is finished ({how}); to go on, raise --epochs")
+        return summary
+    if raised:
+        progress.finished = progress.stopped_early = False
+        progress.stale = 0
+    return PretrainRun(saved, content, progress).train()
+
+
+class PretrainRun(Run):
+    """A run without labels.
+
+    Args:
+        options: Complete options (`with_pretrain_defaults`).
+        content: The state to go on from, or None.
+        progress: Where that state stands, or None.
+    """
+
+    method: FeatureMatching
+    model: FeatureLearner
+
+    def __init__(
+        self, options: PretrainConfig, content: dict[str, Any] | None = None, progress: Progress | None = None
+    ) -> None:
+        super().__init__(options.as_train(), content, progress)
+        self.options = options
+        # Pictures without labels are the case of several labels, none of which is there.
+        self.task = "multilabel"
+        self._warned = False
+
+    def _open(self) -> Splits:
+        options, config = self.options, self.config
+        # Before the pictures are read, which takes longer than to be told that there is no such teacher.
+        self.teacher = open_teacher(options.teacher or "", "cpu")
+        self._told = told_of(self.teacher)
+        splits = open_unlabelled(options.data, config.held_out_seed, config.val_fraction)
+        splits.train.notes += [_introduction(self.teacher), *self.teacher.notes]
+        return splits
+
+    def _identity(self) -> dict[str, Any]:
+        own = {name: getattr(self.options, name) for name in ("method", "patch_weight")}
+        # A teacher may lie elsewhere on another machine, but must be the same.
+        return super()._identity() | own | {"teacher": self._told["checksum"]}
+
+    def _write_config(self) -> None:
+        save_config(self.out, dataclasses.replace(self.options, out=str(self.out)))
+
+    def _with_extras(self, model: nn.Module) -> nn.Module:
+        self.teacher.model.to(self.fabric.device)
+        self.teacher.device = self.fabric.device
+        self.teacher.low = LOW.get(self.precision)
+        self.method = make_method(self.options, self.teacher, self.preparation)
+        return self.method.learner(model, self.options.seed)
+
+    def _objective(self) -> Objective:
+        return self.method
+
+    def _score(self) -> dict[str, dict[str, Any]]:
+        fabric = self.fabric
+        models: dict[str, nn.Module] = {"plain": self.model}
+        if self.average is not None:
+            models["averaged"] = self.average
+        dataset = EvalSet(self.splits.val, self.task, self.preparation)
+        loader = eval_loader(dataset, self._workers, fabric.global_rank, fabric.world_size, self.config.worker_start)
+        passes = passes_of_rank_zero(len(dataset), fabric.world_size) if self._sharded else None
+        scores = score_models(
+            models,
+            _Taught(loader, self.method, fabric.device),
+            self.task,
+            self.labels,
+            fabric.device,
+            self._total,
+            self._gather,
+            passes,
+            make_score=lambda: self.method.score(self.model),
+        )
+        remark = collapse(scores["plain"])
+        if remark and not self._warned:
+            self._warned = True  # an epoch may be too early to tell; the end says it again
+            fabric.print(f"  warning: {remark}")
+        return scores
+
+    def _keep(self, progress: Progress, kind: str) -> None:
+        chosen: Any = self.average if kind == "averaged" else self.model
+        weights = encoder_weights(weights_of(chosen))
+        lineage: dict[str, Any] = {
+            "source": f"jumbo-vit {__version__} pretrain",
+            "method": self.options.method,
+            "teacher": self._told,
+            "init_from": self.options.init_from,
+            "weights": kind,
+            "epoch": progress.epoch,
+            "metric": self._metric,
+            "score": progress.best_score,
+            "seed": self.options.seed,
+        }
+        contract = Contract("multiclass", [], self.preparation, lineage=lineage)
+        self._on_main(lambda: save_folder(self.out / "model", self.model.encoder, contract, weights))
+
+    @property
+    def _metric(self) -> str:
+        return FeatureMatching.metric
+
+    def _facts(self) -> dict[str, Any]:
+        return super()._facts() | {"classes": "no labels"}
+
+    def _more_summary(self) -> dict[str, Any]:
+        notes = [*self.splits.train.notes, *self.splits.val.notes]
+        remark = collapse(self.progress.best_numbers) if self.progress.best_numbers else ""
+        extras = sum(parameter.numel() for parameter in self.model.parameters()) - self._parameters
+        return {
+            "task": "pretrain",
+            "method": self.options.method,
+            "teacher": self._told,
+            "extra_parameters": extras,
+            "notes": [*notes, remark] if remark else notes,
+            "collapsed": bool(remark),
+        }
+
+    def _closing(self, summary: dict[str, Any]) -> list[str]:
+        model, numbers = shlex.quote(f"{summary['out']}/model"), summary["best_numbers"]
+        data = shlex.quote(self.options.data) if Path(self.options.data).is_dir() else "PICTURES"
+        best = f"lowest held-out loss {numbers['loss']:.4f} at epoch {summary['best_epoch']} "
+        best += f"({summary['best_weights']} weights)" + ", stopped early" * summary["stopped_early"]
+        if summary["bad_updates"]:
+            best += f", {summary['bad_updates']} updates skipped for a loss or gradient that was not finite"
+        lines = [
+            "",
+            best,
+            "foretold of what differs between pictures: "
+            f"{numbers['global_explained']:.1%} in the teacher's global vector, "
+            f"{numbers['patch_explained']:.1%} in its patches",
+            f"standard deviation of the global vectors over the pictures: {numbers['global_std']:.4f} (teacher "
+            f"{numbers['teacher_std']:.4f})",
+        ]
+        lines += [f"warning: {collapse(numbers)}"] if collapse(numbers) else []
+        return [
+            *lines,
+            "try next:",
+            f"  jumbo-vit train --init-from {model} --data FOLDER        (pictures with labels)",
+            f"  jumbo-vit embed {model} {data} --out features.npz",
+        ]
+
+
+def make_method(options: PretrainConfig, teacher: Teacher, preparation: Preparation) -> FeatureMatching:
+    """The objective that complete options name."""
+    mixing = Mixing(options.mixup or 0.0, options.cutmix or 0.0)
+    return FeatureMatching(teacher, preparation, options.patch_weight, mixing)
+
+
+def parts_of(run: Path, precision: str) -> tuple[nn.Module, Objective]:
+    """The learner and the objective of a run on disk, on the CPU, with first weights, in its precision; for `replay`.
+
+    Raises:
+        UserError: Its options or its teacher cannot be read.
+    """
+    options = load_options(run, PretrainConfig)
+    encoder, preparation = build_model(options.as_train(), 0)
+    if options.grad_checkpointing:
+        encoder.set_grad_checkpointing(True)  # type: ignore[operator]
+    teacher = open_teacher(options.teacher or "", "cpu")
+    teacher.low = LOW.get(precision)
+    method = make_method(options, teacher, preparation)
+    return method.learner(encoder, options.seed), method
+
+
+def _introduction(teacher: Teacher) -> str:
+    vector, patches, grid = teacher.shapes()
+    known = [f"{key} {teacher.lineage[key]}" for key in ("source", "license") if teacher.lineage.get(key)]
+    about = f" ({', '.join(known)})" if known else ""
+    chans, height, width = teacher.preparation.input_size
+    return (
+        f"The teacher is {teacher.name}{about}: it sees the same augmented picture "
+        f"at {chans}x{height}x{width}, and gives a vector of {vector} and {grid[0]}x{grid[1]} patches of {patches}."
+    )
+
+
+class _Taught:
+    """A loader of pictures whose targets are the method's."""
+
+    def __init__(self, loader: Any, method: FeatureMatching, device: torch.device) -> None:
+        self.loader, self.dataset = loader, loader.dataset
+        self._method, self._device = method, device
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Any, Tensor]]:
+        for images, _, index in self.loader:
+            there = images.to(self._device)
+            yield there, self._method.targets(there), index
