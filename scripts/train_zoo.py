@@ -83,11 +83,7 @@ def tasks_of(
 
 
 def finished_row(task: Task) -> dict[str, Any] | None:
-    """What was written of a finished run, or None.
-
-    Raises:
-        UserError: It was made with other options.
-    """
+    """What was written of a finished run, or None. Raises `UserError` if it was made with other options."""
     path = task.kept / ROW
     if not path.is_file():
         return None
@@ -268,10 +264,7 @@ class Zoo:
 
 
 def train_zoo(zoo: Zoo, jobs: int, start: Callable[[list[str], Path], int]) -> list[str]:
-    """Make all runs that are not finished, `jobs` at a time, and keep the table up to date.
-
-    Returns:
-        In words, why runs have no result.
+    """Make all runs that are not finished, `jobs` at a time; in words, why runs have no result. The table is kept up.
 
     Raises:
         UserError: A run that is there has other options.
