@@ -33,11 +33,13 @@ NO_FFN = "this block shares its Jumbo FFN: hand it over by use_jumbo_mlp, or set
 def split_tokens(x: Tensor, num_jumbo: int) -> tuple[Tensor, Tensor]:
     """Split a sequence into its Jumbo part and the rest: (B, L, D) -> (B, J, D), (B, N, D).
 
-    The one place that knows where the Jumbo tokens are: at the front. Split, not sliced twice: the gradients of two
-    slices are each laid into zeros of the whole size and added.
+    The one place that knows where the Jumbo tokens are: at the front.
     """
-    first, rest = x.split([num_jumbo, x.shape[1] - num_jumbo], dim=1)
-    return first, rest
+    if torch.is_grad_enabled():
+        # The gradients of two slices would each be laid into zeros of the whole size, and added.
+        first, rest = x.split([num_jumbo, x.shape[1] - num_jumbo], dim=1)
+        return first, rest
+    return x[:, :num_jumbo], x[:, num_jumbo:]  # what every runtime that we export to takes
 
 
 class LowRankBypass(nn.Module):
