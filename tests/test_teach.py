@@ -368,3 +368,12 @@ def test_its_options_mean_what_they_mean_in_train() -> None:
         if name not in ("teacher", "views", "data", "out", "batch_size"):
             assert (field.type, field.default) == (theirs[name].type, theirs[name].default), name
     assert Augmentation().train_interpolation == "bicubic"
+
+
+@pytest.mark.parametrize(
+    ("options", "words"), [({"mixup": 0.5}, "Pictures are mixed"), ({"aug_repeats": 3}, "--aug-repeats 3 shows some")]
+)
+def test_what_stored_views_cannot_do_is_said(taught: str, tmp_path: Path, options: dict[str, Any], words: str) -> None:
+    plain = train(small_config(tmp_path / "plain", **run_options(teacher=[taught], epochs=1)))
+    summary = train(small_config(tmp_path / "run", **run_options(teacher=[taught], epochs=1, **options)))
+    assert any(words in note for note in summary["notes"]) and not any(words in note for note in plain["notes"])

@@ -5,6 +5,7 @@ and mixed pictures for student and teacher, the KL divergence at temperature 1, 
 Teachers run beside the student, or have been asked beforehand (`jumbo-vit teach`).
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -109,9 +110,18 @@ def open_lesson(
         return None
     if is_taught(config.teacher[0]):
         taught = open_taught(Path(config.teacher[0]), labels, preparation, augment)
+        taught.notes += list(_limits_of_views(config, taught.views))
         return Lesson(preparation, taught=taught, lineage=taught.teachers)
     teachers = open_teachers(config.teacher, labels, device, precision)
     return Lesson(preparation, teachers, lineage=[told_of(teacher) for teacher in teachers])
+
+
+def _limits_of_views(config: TrainConfig, views: int) -> Iterator[str]:
+    """In what a run on stored views is not what its options say of a teacher beside it."""
+    if config.mixup or config.cutmix:
+        yield "Pictures are mixed, and so is what was said of each: a teacher would say something else of the mixture."
+    if config.aug_repeats > views:
+        yield f"--aug-repeats {config.aug_repeats} shows some of the {views} stored views of a picture twice in an epoch."
 
 
 def open_teachers(names: list[str], labels: list[str], device: torch.device | str, precision: str) -> list[Teacher]:
