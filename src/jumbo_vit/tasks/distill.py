@@ -121,7 +121,7 @@ def _limits_of_views(config: TrainConfig, views: int) -> Iterator[str]:
     if config.mixup or config.cutmix:
         yield "Pictures are mixed, and so is what was said of each: a teacher would say something else of the mixture."
     if config.aug_repeats > views:
-        yield f"--aug-repeats {config.aug_repeats} shows some of the {views} stored views of a picture twice in an epoch."
+        yield f"--aug-repeats {config.aug_repeats} shows some of a picture's {views} stored views twice in an epoch."
 
 
 def open_teachers(names: list[str], labels: list[str], device: torch.device | str, precision: str) -> list[Teacher]:
