@@ -386,13 +386,12 @@ def test_a_picture_that_vanished_after_its_scoring(tmp_path: Path) -> None:
     images = ImageSet(["a"], [Sample(str(tmp_path / "gone.png"), (0,))], root=tmp_path)
     outputs = MulticlassOutputs(["a"])
     outputs.update(torch.zeros(1, 1), torch.tensor([0]), torch.tensor([0]))
-    predictor = Predictor(
-        make_model(TEST_MODEL, num_classes=1), Contract("multiclass", ["a"], Preparation((3, 32, 32)))
-    )
+    contract = Contract("multiclass", ["a"], Preparation((3, 32, 32)))
+    predictor = Predictor(make_model(TEST_MODEL, num_classes=1), contract)
     score = MulticlassScore(["a"])
     score.update(torch.zeros(1, 1), torch.tensor([0]))
     numbers = {**score.result(), "skipped": [], "notes": []}
-    report.write_report(tmp_path / "index.html", ("m", "d"), predictor, images, outputs, numbers)
+    report.write_report(tmp_path / "index.html", ("m", "d"), predictor, contract, images, outputs, numbers)
     page = Page(tmp_path / "index.html")
     assert "cannot be shown: there is no such file" in page.words["mistakes"] and not page.of("img")
 
@@ -439,7 +438,8 @@ def test_only_our_own_page_is_replaced(tmp_path: Path) -> None:
     out = tmp_path / "out"
     page_of(model, data, out)
     (out / "notes.txt").write_text("kept")
-    (out / ".index.html.part").write_text("of an interrupted writing")
+    (out / ".index.html.1-2.part").write_text("of an interrupted writing")
+    os.utime(out / ".index.html.1-2.part", (0, 0))
     old = (out / "index.html").read_text()
     page, _ = page_of(model, table(tmp_path, ["a", "b", "b"]), out)
     assert page.source != old and (out / "notes.txt").read_text() == "kept"

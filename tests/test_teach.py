@@ -8,9 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from jumbo_vit.cli.parser import main
 from jumbo_vit.cli.teach import Config as TeachConfig
+from jumbo_vit.data import views
 from jumbo_vit.data.pipeline import Augmentation, Preparation, TrainSet, train_loader
 from jumbo_vit.data.sampler import Draw, EpochBatches
 from jumbo_vit.data.sets import open_data
@@ -294,12 +296,37 @@ def test_other_classes_are_refused(run: dict[str, Any], colours: Path, tmp_path:
         train(colour_run(data, tmp_path / "run", teacher=[str(tmp_path / "taught")]))
 
 
-def test_another_picture_of_the_same_name_is_refused(run: dict[str, Any], tmp_path: Path) -> None:
+def test_a_picture_that_changed_in_one_corner_is_refused(run: dict[str, Any], tmp_path: Path) -> None:
+    data = colour_folder(tmp_path / "data", 4, 2)
+    teach(colour_run(data, tmp_path / "taught"), [run["out"]], 1)
+    path = data / "train" / "red" / "02.png"
+    with Image.open(path) as picture:
+        picture.putpixel((0, 0), (0, 0, 0))
+        picture.save(path)
+    with pytest.raises(UserError, match=r"^train/red/02.png has changed since .* was taught"):
+        train(colour_run(data, tmp_path / "run", teacher=[str(tmp_path / "taught")]))
+    with pytest.raises(UserError, match="1 pictures have changed since .* first train/red/02.png"):
+        teach(colour_run(data, tmp_path / "taught"), [run["out"]], 2)
+
+
+def test_a_view_that_comes_out_otherwise_is_refused(
+    run: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (views, teach_module):  # another library behind the same file
+        monkeypatch.setattr(module, "content_checksum", lambda images, index: 0)
     data = colour_folder(tmp_path / "data", 4, 2)
     teach(colour_run(data, tmp_path / "taught"), [run["out"]], 1)
     square("blue", 77).save(data / "train" / "red" / "02.png")
     with pytest.raises(UserError, match=r"^train/red/02.png in view 0 is not the picture that .* was taught with"):
         train(colour_run(data, tmp_path / "run", teacher=[str(tmp_path / "taught")]))
+
+
+def test_a_run_goes_on_with_the_views_that_it_began_with(run: dict[str, Any], colours: Path, tmp_path: Path) -> None:
+    teach(colour_run(colours, tmp_path / "taught"), [run["out"]], 1)
+    train(colour_run(colours, tmp_path / "run", teacher=[str(tmp_path / "taught")]))
+    teach(colour_run(colours, tmp_path / "taught"), [run["out"]], 2)
+    with pytest.raises(UserError, match="this run began with other stored views"):
+        train(TrainConfig(resume=str(tmp_path / "run"), epochs=3, given=frozenset({"resume", "epochs"})))
 
 
 def test_damaged_folders(taught: str, tmp_path: Path) -> None:

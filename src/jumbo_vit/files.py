@@ -1,13 +1,19 @@
 """Writing files so that a reader never sees half of one, and a full disk costs one line and nothing else."""
 
+import contextlib
+import glob
 import json
 import math
 import os
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from jumbo_vit.errors import UserError
+
+_LEFT_OVER_SECONDS = 86400.0
 
 
 def write_atomically(path: str | Path, write: Callable[[BinaryIO], None]) -> None:
@@ -17,9 +23,11 @@ def write_atomically(path: str | Path, write: Callable[[BinaryIO], None]) -> Non
         UserError: The disk is full or the folder cannot be written; the file that stood there before is untouched.
     """
     path = Path(path)
-    temporary = path.with_name(f".{path.name}.part")
+    # Of this process and thread alone: several may write the same file, each the same content.
+    temporary = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        _remove_left_over(path)
         with temporary.open("wb") as file:
             write(file)
             file.flush()
@@ -35,6 +43,19 @@ def write_atomically(path: str | Path, write: Callable[[BinaryIO], None]) -> Non
         ) from error
     finally:
         _remove(temporary)
+
+
+def is_temporary(name: str, of: str) -> bool:
+    """Whether a file's name is one under which `write_atomically` writes the file called `of`."""
+    return name.startswith(f".{of}.") and name.endswith(".part")
+
+
+def _remove_left_over(path: Path) -> None:
+    """Remove what killed processes left behind while they wrote `path`: nothing writes one file for a day."""
+    for entry in path.parent.glob(f".{glob.escape(path.name)}.*.part"):
+        with contextlib.suppress(OSError):  # another process may be removing it too
+            if time.time() - entry.stat().st_mtime > _LEFT_OVER_SECONDS:
+                entry.unlink()
 
 
 def _disk_reason(error: BaseException) -> str | None:

@@ -35,7 +35,7 @@ class Config:
         hflip: Probability of a horizontal flip.
         scale: Smallest and largest share of the picture that a random crop takes.
         reprob: Probability of random erasing.
-        seed: Fixes the views: those of a run with this seed in its first epochs.
+        seed: Fixes the views.
         batch_size: Pictures in one forward pass.
         check_images: Decode every picture first, and leave out those that cannot be read.
         workers: Processes that load pictures; default by the number of cores.

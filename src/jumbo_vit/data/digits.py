@@ -25,6 +25,9 @@ class DigitSet(ImageSet):
     def read(self, index: int, in_chans: int = 3, enough: int | None = None) -> Image.Image:
         return read_image(self.pixels[int(self.name(index).removeprefix("digits/"))], in_chans)
 
+    def content(self, index: int) -> bytes:
+        return bytes(self.pixels[int(self.name(index).removeprefix("digits/"))].tobytes())
+
     def name(self, index: int) -> str:
         return self.samples[index].path
 

@@ -6,11 +6,12 @@ folder's seed sees of it in epoch v. With each view goes a mark, the means of it
 another augmentation or another library behind the same names does not pass for it.
 
     taught.json              what has to be the same in training: preparation, augmentation, classes; and the teachers
-    pictures.json            the names of the pictures, in order
+    pictures.json            the names of the pictures, in order, and a checksum of each one's file
     view-000/part-00000.npy  (pictures, T*C + M) in fp16: logits of each teacher less the largest of its row; the mark
 """
 
 import json
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -64,6 +65,11 @@ def part_path(folder: Path, view: int, part: int) -> Path:
     return folder / f"view-{view:03}" / f"part-{part:05}.npy"
 
 
+def content_checksum(images: ImageSet, index: int) -> int:
+    """Of a picture's file."""
+    return zlib.crc32(images.content(index))
+
+
 def mark(view: Tensor) -> Tensor:
     """The means of the quarters of a view (channels, H, W): (M,), which is 4 times its channels."""
     return F.adaptive_avg_pool2d(view.float(), 2).flatten()
@@ -77,12 +83,14 @@ class Taught:
         folder: Where it is.
         record: What is in its `taught.json`.
         names: Of its pictures, in order.
+        checksums: Of their files, in the same order.
         notes: Sentences for the log.
     """
 
     folder: Path
     record: dict[str, Any]
     names: list[str]
+    checksums: list[int]
     notes: list[str] = field(default_factory=list)
     _open: dict[tuple[int, int], np.ndarray] = field(default_factory=dict, repr=False)
 
@@ -173,17 +181,18 @@ def read_taught(folder: Path) -> Taught:
         UserError: Its lists are damaged, or of a later version.
     """
     try:
-        record, names = (json.loads((folder / name).read_text(encoding="utf-8")) for name in (RECORD, PICTURES))
+        record, lists = (json.loads((folder / name).read_text(encoding="utf-8")) for name in (RECORD, PICTURES))
         wanted = {"jumbo_vit_taught", "views", "seed", "rows", "teachers", "conditions", "versions"}
         if missing := sorted(wanted - record.keys()):
             raise ValueError(f"it lacks {listed(missing)}")
-        if not isinstance(names, list):
-            raise TypeError(f"{PICTURES} is no list")
-    except (OSError, ValueError, AttributeError, TypeError) as error:
+        names, checksums = lists["names"], lists["checksums"]
+        if len(names) != len(checksums):
+            raise ValueError(f"{PICTURES} is cut off")
+    except (OSError, ValueError, AttributeError, TypeError, KeyError) as error:
         raise UserError(f"{folder} is damaged, or not written by `jumbo-vit teach`: {error}") from error
     if record["jumbo_vit_taught"] > FORMAT:
         raise UserError(f"{folder} is of format {record['jumbo_vit_taught']}; this version reads up to {FORMAT}")
-    return Taught(folder, record, names)
+    return Taught(folder, record, names, checksums)
 
 
 def open_taught(folder: Path, labels: list[str], preparation: Preparation, augment: Augmentation) -> Taught:
@@ -241,6 +250,7 @@ class TaughtSet(TrainSet):
                 f"{strange[0]}: it was taught with other data; run `jumbo-vit teach` with these"
             )
         self.places = [known[name] for name in names]
+        self._compared: set[int] = set()
 
     def seen(self, draw: Draw) -> Draw:
         """The view: its number in place of the epoch, the picture's place in the folder in place of that in the set."""
@@ -252,8 +262,9 @@ class TaughtSet(TrainSet):
         Raises:
             UserError: The view is not the one that was taught.
         """
-        view, label, weight = super().__getitem__(draw)
         number, place = self.seen(draw)[:2]
+        self._compare(draw.sample, place)
+        view, label, weight = super().__getitem__(draw)
         logits, marked = self.taught.row(number, place)
         # Written so that a mark that is no number is refused too.
         if not bool(((mark(view) - marked).abs() <= _TOLERANCE).all()):
@@ -264,3 +275,14 @@ class TaughtSet(TrainSet):
                 "`jumbo-vit teach` again, into another folder"
             )
         return view, torch.cat([label[None].float(), logits]), weight
+
+    def _compare(self, sample: int, place: int) -> None:
+        """Once for each picture in each process: its file is the one that was taught."""
+        if place in self._compared:
+            return
+        if content_checksum(self.images, sample) != self.taught.checksums[place]:
+            raise UserError(
+                f"{self.taught.names[place]} has changed since {self.taught.folder} was taught: put it back, or run "
+                "`jumbo-vit teach` again, into another folder"
+            )
+        self._compared.add(place)

@@ -5,6 +5,7 @@ and mixed pictures for student and teacher, the KL divergence at temperature 1, 
 Teachers run beside the student, or have been asked beforehand (`jumbo-vit teach`).
 """
 
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -58,8 +59,11 @@ class Lesson:
 
     @property
     def checksums(self) -> list[int]:
-        """One for each teacher, of its weights."""
-        return [int(entry["checksum"]) for entry in self.lineage]
+        """One for each teacher, of its weights; of stored views also how many there are, their seed, and of what."""
+        found = [int(entry["checksum"]) for entry in self.lineage]
+        if self.taught is None:
+            return found
+        return [*found, self.taught.views, self.taught.seed, zlib.crc32(str(self.taught.record.get("listed")).encode())]
 
     def check_same(self, then: list[int] | None, out: Path) -> None:
         """Refuse to go on with a run whose teachers were others.
@@ -69,9 +73,10 @@ class Lesson:
         """
         if then != self.checksums:
             names = ", ".join(str(entry["name"]) for entry in self.lineage)
+            what = "weights of its teachers" if self.taught is None else "stored views"
             raise UserError(
-                f"{out}: this run began with other weights of its teachers ({names}): put the old ones back, or start "
-                f"a new run with --init-from {out / 'model'}"
+                f"{out}: this run began with other {what} ({names}): put the old ones back, or start a new run with "
+                f"--init-from {out / 'model'}"
             )
 
     def pictures(self, usual: TrainSet, augment: Augmentation) -> TrainSet:

@@ -14,7 +14,7 @@ from PIL import Image
 
 from jumbo_vit.data.records import ImageSet
 from jumbo_vit.errors import UnreadableImage, UserError
-from jumbo_vit.files import write_text
+from jumbo_vit.files import is_temporary, write_text
 from jumbo_vit.predictor import Contract, Predictor
 from jumbo_vit.tasks.report_numbers import (
     Case,
@@ -65,7 +65,7 @@ def report_file(folder: str) -> Path:
             raise UserError(f"--report {shown(folder)} is a file: {advice}")
         path.mkdir(parents=True, exist_ok=True)
         # What an interrupted writing left behind is no one's file.
-        others = [entry.name for entry in path.iterdir() if entry.name != f".{NAME}.part"]
+        others = [entry.name for entry in path.iterdir() if not is_temporary(entry.name, NAME)]
         ours = page.is_file() and _is_ours(page)
         with tempfile.TemporaryFile(dir=path):
             pass
@@ -93,6 +93,7 @@ def write_report(
     page: Path,
     names: tuple[str, str],
     predictor: Predictor,
+    contract: Contract,
     images: ImageSet,
     outputs: Outputs,
     numbers: dict[str, Any],
@@ -103,6 +104,7 @@ def write_report(
         page: From `report_file`.
         names: The model and the data as the user named them.
         predictor: The model.
+        contract: What it was scored by: the predictor's, or that of another size.
         images: The pictures that were scored, in their order.
         outputs: What the pass over them collected.
         numbers: What `evaluate` answers: scores, `n`, `skipped`, `notes`.
@@ -121,9 +123,9 @@ def write_report(
         mark=Markup(MARK),
         model=names[0],
         data=names[1],
-        facts=_facts(predictor, images, numbers),
+        facts=_facts(predictor, contract, images, numbers),
         tiles=[(key, *_TILES[key], numbers[key]) for key in _TILES if key in numbers],
-        task=predictor.contract.task,
+        task=contract.task,
         classes=len(predictor.labels),
         numbers=numbers,
         not_finite=outputs.not_finite,
@@ -139,8 +141,9 @@ def shown(text: str) -> str:
     return "".join(c if unicodedata.category(c) != "Cc" else repr(c)[1:-1] for c in sound)
 
 
-def _facts(predictor: Predictor, images: ImageSet, numbers: dict[str, Any]) -> list[tuple[str, str]]:
-    contract = predictor.contract
+def _facts(
+    predictor: Predictor, contract: Contract, images: ImageSet, numbers: dict[str, Any]
+) -> list[tuple[str, str]]:
     cfg = getattr(predictor.model, "pretrained_cfg", None) or {}
     name = cfg.get("architecture") or type(predictor.model).__name__
     parameters = sum(p.numel() for p in predictor.model.parameters())

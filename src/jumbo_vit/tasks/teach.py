@@ -29,6 +29,7 @@ from jumbo_vit.data.views import (
     RECORD,
     Taught,
     conditions,
+    content_checksum,
     differences,
     is_taught,
     mark,
@@ -36,7 +37,7 @@ from jumbo_vit.data.views import (
     read_taught,
 )
 from jumbo_vit.errors import UserError
-from jumbo_vit.files import write_atomically, write_bytes, write_json
+from jumbo_vit.files import is_temporary, write_atomically, write_bytes, write_json
 from jumbo_vit.folder import pick_device
 from jumbo_vit.tasks.build import augmentation, build_model, versions
 from jumbo_vit.tasks.config import TrainConfig
@@ -49,7 +50,11 @@ from jumbo_vit.teachers import Teacher
 # A part is what a kill costs at the most, and a file; so it is neither large nor one of very many.
 _PART_BYTES, _PART_ROWS = 2**25, (256, 8192)
 # A kill may leave these before the record, which says what the folder is.
-_BEFORE_THE_RECORD = {PICTURES, f".{PICTURES}.part", f".{RECORD}.part"}
+
+
+def _of_a_beginning(name: str) -> bool:
+    """Whether a file may be there before the record is: `teach` was killed as it began."""
+    return name == PICTURES or is_temporary(name, PICTURES) or is_temporary(name, RECORD)
 
 
 def teach(config: TrainConfig, names: list[str], views: int) -> dict[str, Any]:
@@ -70,8 +75,10 @@ def teach(config: TrainConfig, names: list[str], views: int) -> dict[str, Any]:
         raise UserError(f"--views is {views}, but must be at least 1")
     config = with_defaults(config)
     out = Path(config.out or ".").expanduser()
+    if out.is_file():
+        raise UserError(f"--out {out} is a file: give a folder")
     begun = read_taught(out) if is_taught(out) else None
-    if begun is None and out.is_dir() and any(entry.name not in _BEFORE_THE_RECORD for entry in out.iterdir()):
+    if begun is None and out.is_dir() and any(not _of_a_beginning(entry.name) for entry in out.iterdir()):
         raise UserError(f"--out {out} is not empty, and no folder that `jumbo-vit teach` began: give another one")
     images = fold_set(open_data(config.data, "multiclass", config.held_out_seed, config.val_fraction))
     with torch.device("meta"):
@@ -126,7 +133,8 @@ def _begin(
         twice = len(names) - len(set(names))
         if twice:
             raise UserError(f"{twice} pictures are listed several times: views go by names, so list each once")
-        text = json.dumps(names, ensure_ascii=False).encode("utf-8", "backslashreplace")
+        lists = {"names": names, "checksums": [content_checksum(images, index) for index in range(len(images))]}
+        text = json.dumps(lists, ensure_ascii=False).encode("utf-8", "backslashreplace")
         write_bytes(out / PICTURES, text)
     else:
         faults = list(_other(begun.record, record))
@@ -136,6 +144,16 @@ def _begin(
             )
         known = set(begun.names)
         images = images.subset([index for index in range(len(images)) if images.name(index) in known])
+        then = dict(zip(begun.names, begun.checksums, strict=True))
+        changed = [
+            images.name(index)
+            for index in range(len(images))
+            if content_checksum(images, index) != then[images.name(index)]
+        ]
+        if changed:
+            raise UserError(
+                f"{len(changed)} pictures have changed since {out} was begun, first {changed[0]}: give another --out"
+            )
         record = begun.record | {"views": max(record["views"], begun.views)}
     if begun is None or record != begun.record:
         write_json(out / RECORD, record)
