@@ -18,13 +18,14 @@ from jumbo_vit.errors import UserError
 from jumbo_vit.folder import open_folder, save_folder
 from jumbo_vit.predictor import Contract
 from jumbo_vit.tasks import probe_heads
+from jumbo_vit.tasks.config import TrainConfig
 from jumbo_vit.tasks.features import store_features
 from jumbo_vit.tasks.measure_folder import evaluate
 from jumbo_vit.tasks.probe import Plan, _choose, _with_head, probe
 from jumbo_vit.tasks.probe_heads import Bank, Source, Spec, fit, nearest_vote, outputs
 from jumbo_vit.tasks.train import train
 from jumbo_vit_command import main
-from tests.pictures import TEST_MODEL
+from tests.pictures import TEST_MODEL, colour_tree, square
 from tests.runs import digit_pictures, small_config
 
 CPU = torch.device("cpu")
@@ -228,3 +229,51 @@ def test_features_are_shared_with_a_frozen_run(tmp_path: Path, capsys: pytest.Ca
     words = ["train", "--freeze", "--init-from", str(tmp_path / "run"), "--data", digit_pictures(), "--epochs", "1"]
     assert main([*words, "--out", str(tmp_path / "head"), "--workers", "0", "--logger", "none"]) == 0
     assert "features of 290 pictures: 0 computed, 290 stored before" in capsys.readouterr().out
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("tree") / "tree"
+    colour_tree(root, 12)
+    return root
+
+
+@pytest.fixture(scope="module")
+def trained(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
+    out = tmp_path_factory.mktemp("trained") / "run"
+    options = {"model": TEST_MODEL, "epochs": 1, "batch_size": 12, "workers": 0, "seed": 5, "val_fraction": 0.25}
+    train(TrainConfig(data=str(tree), out=str(out), logger=["none"], **options))
+    return str(out)
+
+
+class TestWhatIsHeldOut:
+    """Of a model that drew its held-out part from a tree of classes alone."""
+
+    def held_out(self, model: str, data: Path, tmp_path: Path, **options: Any) -> dict[str, Any]:
+        return probe(model, str(data), QUICK, features=str(tmp_path / "features"), device="cpu", **options)
+
+    def test_it_is_that_of_the_training_and_handed_on(self, trained: str, tree: Path, tmp_path: Path) -> None:
+        saved = str(tmp_path / "probed")
+        found = self.held_out(trained, tree, tmp_path, save=saved)
+        assert found["pictures"]["held_out"] == 9 and not any("drawn for this probe" in note for note in found["notes"])
+        assert evaluate(trained, str(tree), "cpu")["n"] == evaluate(saved, str(tree), "cpu")["n"] == 9
+        again = self.held_out(saved, tree, tmp_path)
+        assert again["pictures"] == found["pictures"] and again["features"] == found["features"]
+
+    def test_other_pictures_are_split_anew_and_it_is_said(self, trained: str, tree: Path, tmp_path: Path) -> None:
+        grown = tmp_path / "grown"
+        shutil.copytree(tree, grown)
+        square("red", 99).save(grown / "red" / "more.png")
+        found = self.held_out(trained, grown, tmp_path)
+        assert any("drawn for this probe, with seed 0" in note for note in found["notes"])
+
+    @pytest.mark.parametrize("options", [{"val_fraction": 0.5}, {"split_seed": 1}])
+    def test_what_is_asked_for_is_done(self, trained: str, tree: Path, tmp_path: Path, options: dict[str, Any]) -> None:
+        found = self.held_out(trained, tree, tmp_path, **options)
+        assert found["pictures"]["held_out"] == (18 if "val_fraction" in options else 3)
+        assert any("drawn for this probe" in note for note in found["notes"])
+
+    def test_a_file_is_no_folder(self, trained: str, tree: Path, tmp_path: Path) -> None:
+        (tmp_path / "file").write_text("")
+        with pytest.raises(UserError, match="--save .*file is a file"):
+            self.held_out(trained, tree, tmp_path, save=str(tmp_path / "file"))

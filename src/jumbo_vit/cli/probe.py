@@ -24,7 +24,8 @@ class Config:
         weight_decay: Weight decay of the heads.
         knn: Neighbours that vote in k-NN, by cosine with temperature 0.07; 0 for no k-NN.
         tune_fraction: Share of the training pictures that chooses among the heads.
-        val_fraction: Share of the pictures held out where no held-out folder is there.
+        val_fraction: Share of the pictures held out where no held-out folder is there; default as in the model's own
+            training, else 0.1.
         split_seed: Fixes which pictures are held out; default as in the model's own training, else the seed.
         seed: Fixes first weights, order, and which training pictures choose.
         features: Folder for the features; default features/ beside the run.
@@ -43,7 +44,7 @@ class Config:
     weight_decay: float = 0.0
     knn: int = 20
     tune_fraction: float = 0.1
-    val_fraction: float = 0.1
+    val_fraction: float | None = None
     split_seed: int | None = None
     seed: int = 0
     features: str | None = None
@@ -55,6 +56,8 @@ class Config:
 
 def run(config: Config) -> None:
     """Print the rows, and write them and the model where asked."""
+    from pathlib import Path
+
     from jumbo_vit.errors import UserError
     from jumbo_vit.files import write_json
     from jumbo_vit.memory import keep_freed_memory
@@ -62,6 +65,8 @@ def run(config: Config) -> None:
 
     if not config.data:
         raise UserError("--data is missing: give a folder of class folders, a CSV, or digits")
+    if config.json and Path(config.json).is_dir():
+        raise UserError(f"--json {config.json} is a folder: give a file")
     keep_freed_memory()
     plan = Plan(
         rates=tuple(config.rates),

@@ -31,7 +31,7 @@ def probe(
     model: str,
     data: str,
     plan: Plan,
-    val_fraction: float = 0.1,
+    val_fraction: float | None = None,
     split_seed: int | None = None,
     features: str | None = None,
     save: str | None = None,
@@ -44,7 +44,7 @@ def probe(
         model: What `jumbo_vit.load` opens, exported files apart.
         data: As for training; one label a picture.
         plan: The heads.
-        val_fraction: Share held out where no held-out folder is there.
+        val_fraction: Share held out where no held-out folder is there; default as in the model's training, else 0.1.
         split_seed: What is held out; default as in the model's own training, else the plan's seed.
         features: Folder for the features; default beside the run.
         save: Folder for the model with the best head that it can hold.
@@ -64,7 +64,10 @@ def probe(
     predictor = load(model, device)
     if not hasattr(predictor.model, "forward_features"):
         raise UserError(f"{model} gives no features: probe the model folder that it was made from")
-    splits = _open(data, predictor, plan.seed if split_seed is None else split_seed, val_fraction, split_seed is None)
+    for option, place in (("features", features), ("save", save)):
+        if place is not None and Path(place).is_file():
+            raise UserError(f"--{option} {place} is a file: give a folder")
+    splits, split = _open(data, predictor, plan.seed, split_seed, val_fraction)
     cache = folder_of_model(model) if features is None else Path(features)
     clock = time.monotonic()
     train, val = (_source(predictor, images, cache, workers) for images in (splits.train, splits.val))
@@ -94,7 +97,7 @@ def probe(
     skipped = [dataclasses.asdict(entry) for entry in [*splits.train.skipped, *splits.val.skipped]]
     notes = _notes(plan, splits, (train, val), tune_on)
     if save is not None:
-        notes.append(_save(save, predictor, splits, chosen, final, logits, val.features.trunk, (model, data)))
+        notes.append(_save(save, predictor, splits, chosen, final, logits, val.features.trunk, (model, split)))
     return {
         "model": model,
         "data": data,
@@ -113,21 +116,52 @@ def probe(
     }
 
 
-def _open(data: str, predictor: Predictor, seed: int, val_fraction: float, as_trained: bool) -> Splits:
-    """The pictures; what is held out is what the model's own training held out, where that drew it."""
-    split = predictor.contract.lineage.get("split") if as_trained else None
-    if split:
-        splits = open_data(data, "multiclass", split["seed"], split["val_fraction"])
-        if splits.drawn and split.get("fold"):
-            splits = take_fold(splits, split["folds"], split["fold"], split["seed"])
-    else:
-        splits = open_data(data, "multiclass", seed, val_fraction)
+def _open(
+    data: str, predictor: Predictor, seed: int, split_seed: int | None, val_fraction: float | None
+) -> tuple[Splits, dict[str, Any] | None]:
+    """The pictures, and how they were split, or None where the data have a held-out part.
+
+    Held out is what the model's own training held out, where that drew it from these very pictures.
+    """
     chans = predictor.contract.preparation.in_chans
-    train = check_images(splits.train, chans, require_all_classes=True)
-    val = check_images(splits.val, chans)
-    if not len(val):
-        raise UserError(f"there is no held-out picture in {data}")
-    return dataclasses.replace(splits, train=train, val=val)
+
+    def checked(splits: Splits) -> Splits:
+        train = check_images(splits.train, chans, require_all_classes=True)
+        val = check_images(splits.val, chans)
+        if not len(val):
+            raise UserError(f"there is no held-out picture in {data}")
+        return dataclasses.replace(splits, train=train, val=val)
+
+    split = predictor.contract.lineage.get("split") if split_seed is None and val_fraction is None else None
+    if split:
+        splits = _as_trained(data, split)
+        if splits is not None:
+            splits = checked(splits)
+            if splits.val.checksum() == split["checksum"]:
+                return splits, split
+    seed, share = seed if split_seed is None else split_seed, 0.1 if val_fraction is None else val_fraction
+    splits = checked(open_data(data, "multiclass", seed, share))
+    if not splits.drawn:
+        return splits, None
+    splits.val.notes.append(
+        f"What is held out was drawn for this probe, with seed {seed}: if the model was trained on pictures of {data}, "
+        "some of these may be among them, and the scores are then too good."
+    )
+    checksum = splits.val.checksum()
+    return splits, {"seed": seed, "val_fraction": share, "folds": 0, "fold": None, "checksum": checksum}
+
+
+def _as_trained(data: str, split: dict[str, Any]) -> Splits | None:
+    """The data split as the model's training split its own, or None where they are not split so."""
+    splits = open_data(data, "multiclass", split["seed"], split["val_fraction"])
+    if not splits.drawn:
+        return None
+    if not split.get("fold"):
+        return splits
+    try:
+        return take_fold(splits, split["folds"], split["fold"], split["seed"])
+    except UserError:
+        return None  # too few pictures for so many folds: these are other data
 
 
 def _source(predictor: Predictor, images: ImageSet, cache: Path, workers: int) -> Source:
@@ -201,7 +235,7 @@ def _save(
     banks: dict[str, Bank],
     logits: dict[str, Tensor],
     trunk: Trunk,
-    origin: tuple[str, str],
+    origin: tuple[str, dict[str, Any] | None],
 ) -> str:
     """Write the model with the best head that it can hold; what was written, in words."""
     ranked = sorted(chosen, key=lambda row: (-row["tune_top1"], row["tune_loss"]))
@@ -221,6 +255,9 @@ def _save(
             "init_from": origin[0],
             "probe": {name: row[name] for name in ("features", "opt", "rate", "top1")},
         }
+        lineage |= {name: contract.lineage[name] for name in ("license", "teacher") if name in contract.lineage}
+        if origin[1] is not None:
+            lineage["split"] = origin[1]
         save_folder(folder, model, Contract("multiclass", splits.train.classes, contract.preparation, lineage=lineage))
         best = "the best head" if row is ranked[0] else "the best head that the model can hold"
         return f"{folder} is the model with {best}: {row['features']}, {row['opt']}, rate {row['rate']:g}."
