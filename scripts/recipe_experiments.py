@@ -24,13 +24,14 @@ from train_zoo import ROOT, Processes, locked
 from jumbo_vit.files import write_json, write_text
 from jumbo_vit.measure.versus import commit, machine
 from jumbo_vit.tasks.repeat import spread
-from jumbo_vit.tasks.state import LAST, read_state
+from jumbo_vit.tasks.state import LAST, PREVIOUS, read_state
 
 HARD = ("train", "--config", "recipes/hard_labels_mini.yaml", "--data", "{cifar}")
 CLASS_TOKEN, JUMBO = (
     f"{{zoo}}/tiny-imagenet-100/{name}/seed-{{seed}}" for name in ("vit_micro_cls", "jumbo_vit_micro")
 )
 START = ("train", "--config", "recipes/jumboized_start_mini.yaml", "--data", "{cifar}", "--epochs", "2")
+FREEZE = ("train", "--config", "recipes/freeze_mini.yaml", "--data", "{cifar}")
 LORA = ("train", "--config", "recipes/lora_mini.yaml", "--data", "{cifar}", "--init-from", JUMBO, "--img-size", "64")
 
 
@@ -70,7 +71,9 @@ EXPERIMENTS: dict[str, dict[str, Arm | str]] = {
         )
     },
     "part_of_a_model": {
-        "head alone": Arm((*LORA, "--lora-rank", "0", "--freeze"), seeds=1),
+        "head alone": Arm(
+            (*FREEZE, "--init-from", JUMBO, "--img-size", "64", "--epochs", "6", "--batch-size", "64"), seeds=1
+        ),
         "LoRA": Arm(LORA, seeds=1),
         "all weights": Arm((*LORA, "--lora-rank", "0"), seeds=1),
     },
@@ -119,7 +122,8 @@ class Place:
     def filled(self, words: tuple[str, ...], seed: int) -> list[str]:
         """A command with its places."""
         names = {name: getattr(self, name) for name in ("cifar", "tiny", "taught", "teacher", "zoo", "work")}
-        return [word.format(**names, seed=seed) for word in words]
+        whole = [word.format(**names, seed=seed) for word in words]
+        return [str(ROOT / word) if word.startswith("recipes/") else word for word in whole]
 
     def missing(self, arm: Arm) -> str:
         """The first option that an arm needs and that was not given, or ""."""
@@ -140,7 +144,7 @@ def run(place: Place, experiment: str, name: str, arm: Arm, seed: int, start: Pr
     prepare = place.filled(arm.prepare, seed)
     if prepare and not Path(prepare[-1]).exists() and start(prepare, log):
         return f"{experiment}, {name}, seed {seed}: its preparation failed, see {log}"
-    begun = (work / "config.yaml").is_file() or (work / "stages.yaml").is_file()
+    begun = any((work / file).is_file() for file in (LAST, PREVIOUS, "stages.yaml"))
     whole = [*place.filled(arm.words, seed), "--seed", str(seed), "--logger", "none", "--out", str(work)]
     code = start([arm.words[0], "--resume", str(work)] if begun else whole, log)
     if code in (128 + signal.SIGTERM, 128 + signal.SIGINT):

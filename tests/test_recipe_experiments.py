@@ -56,7 +56,11 @@ def test_a_run_is_prepared_started_and_resumed(script: Any, place: Any):
     assert [words[0] for words in calls] == ["jumboize", "train"] and calls[1][-1] == str(work)
     assert calls[1][calls[1].index("--seed") + 1] == "1"
     work.mkdir(parents=True)
-    (work / "config.yaml").write_text("")
+    (work / "config.yaml").write_text("")  # killed before its first state: that run is begun again
+    script.run(place, "jumboized_start", "jumboized, 64 px", arm, 1, start)
+    assert [words[0] for words in calls] == ["jumboize", "train", "jumboize", "train"] and "--out" in calls[3]
+    del calls[2:]
+    (work / "last.ckpt").write_text("")
     (place.work / "jumboized-1").mkdir()
     script.run(place, "jumboized_start", "jumboized, 64 px", arm, 1, start)
     assert calls[2:] == [["train", "--resume", str(work)]]

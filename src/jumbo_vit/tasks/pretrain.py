@@ -255,6 +255,11 @@ class _Taught:
         self._method, self._device = method, device
 
     def __iter__(self) -> Iterator[tuple[Tensor, Any, Tensor]]:
-        for images, _, index in self.loader:
-            there = images.to(self._device)
-            yield there, self._method.targets(there), index
+        teacher = self._method.teacher
+        low, teacher.low = teacher.low, None  # scores are measured in fp32, the targets too
+        try:
+            for images, _, index in self.loader:
+                there = images.to(self._device)
+                yield there, self._method.targets(there), index
+        finally:
+            teacher.low = low
