@@ -21,6 +21,7 @@ import torch
 from torch import nn
 
 import jumbo_vit  # noqa: F401  (registers the models)
+from jumbo_vit.errors import UserError, nearest
 from jumbo_vit.files import write_json
 from jumbo_vit.measure.bench import loss_of, saved_tensors
 from jumbo_vit.measure.timing import alternate
@@ -50,10 +51,25 @@ def over_schedule(values: list[float]) -> float:
     return (sum(values) - (values[0] + values[-1]) / 2) / (len(values) - 1)
 
 
+def make(name: str, pixels: int) -> nn.Module:
+    """A model of timm that can drop patches.
+
+    Raises:
+        UserError: There is no such model, it has no place where patches can be dropped, or it takes no other size.
+    """
+    if not timm.is_model(name):
+        raise UserError(f"--model {name} is none of timm's{nearest(name, timm.list_models())}")
+    try:
+        return timm.create_model(name, img_size=pixels)
+    except TypeError as error:
+        PatchDrop(timm.create_model(name), NONE, NONE, name)
+        raise UserError(f"{name} takes no other size than its own ({error})") from error
+
+
 def measure(name: str, pixels: int, batch: int, repeats: int, autocast: bool) -> list[dict[str, Any]]:
     """A row for each rate and one for the schedule: seconds, kept bytes, and both over those without dropping."""
     torch.manual_seed(0)
-    model = timm.create_model(name, img_size=pixels)
+    model = make(name, pixels)
     images = torch.randn(batch, 3, pixels, pixels)
     # All share one model: at rate 0 each gives back the place that it took.
     drops = {rate: PatchDrop(model, rate, rate, name) for rate in RATES}
@@ -95,7 +111,10 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
-    rows = measure(args.model, args.img_size, args.batch_size, args.repeats, args.bf16)
+    try:
+        rows = measure(args.model, args.img_size, args.batch_size, args.repeats, args.bf16)
+    except UserError as error:
+        parser.error(str(error))
     write_json(
         args.out,
         {

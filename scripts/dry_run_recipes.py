@@ -38,6 +38,8 @@ def main() -> None:
     from jumbo_vit.measure.versus import commit, machine
 
     paths = [path for path in sorted(args.recipes.glob("*.yaml")) if fnmatch.fnmatch(path.stem, args.only)]
+    if not paths:
+        parser.error(f"--only {args.only} matches no recipe in {args.recipes}")
     content: dict[str, Any] = json.loads(args.out.read_text()) if args.out.is_file() else {"recipes": {}}
     facts = {"command": "python scripts/dry_run_recipes.py", "commit": commit(ROOT), "machine": machine()}
     with multiprocessing.get_context("spawn").Pool(1, maxtasksperchild=1) as pool:

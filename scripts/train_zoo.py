@@ -103,16 +103,30 @@ def _check_same(task: Task, options: dict[str, Any], where: Path) -> None:
         )
 
 
+def _check_data(task: Task, plan: dict[str, Any]) -> None:
+    """A run goes on with the data it began with, whatever is given now; plans of old have them in the run's config."""
+    config = task.work / "config.yaml"
+    kept = yaml.safe_load(config.read_text(encoding="utf-8")) if config.is_file() else {}
+    was = plan.get("data") or kept.get("data")
+    if was is not None and Path(was).resolve() != Path(task.data.folder).resolve():
+        raise UserError(
+            f"{task.work} was begun with the data in {was}, and would now be with those in {task.data.folder}: give "
+            "the old folder, or another --work"
+        )
+
+
 def check_work(task: Task) -> bool:
     """Whether the run has begun and is to be gone on with.
 
     Raises:
-        UserError: A run with other options stands there.
+        UserError: A run with other options, or on other data, stands there.
     """
     plan = task.work / PLAN
     begun = any((task.work / name).is_file() for name in (LAST, PREVIOUS))
     if plan.is_file():
-        _check_same(task, json.loads(plan.read_text(encoding="utf-8"))["options"], task.work)
+        written = json.loads(plan.read_text(encoding="utf-8"))
+        _check_same(task, written["options"], task.work)
+        _check_data(task, written)
     elif begun:
         raise UserError(f"{task.work} holds a run that this script did not start; give another --work")
     return begun
@@ -122,7 +136,7 @@ def words_of(task: Task) -> list[str]:
     """The words of the run's command, from the start or from where it stands."""
     if check_work(task):
         return ["train", "--resume", str(task.work)]
-    write_json(task.work / PLAN, {"options": task.options, "commit": commit(ROOT)})
+    write_json(task.work / PLAN, {"options": task.options, "data": task.data.folder, "commit": commit(ROOT)})
     config = task.work / "recipe.yaml"
     write_text(config, yaml.safe_dump(task.options, sort_keys=False))
     return ["train", "--config", str(config), "--data", task.data.folder, "--out", str(task.work)]
@@ -290,22 +304,50 @@ def train_zoo(zoo: Zoo, jobs: int, start: Callable[[list[str], Path], int]) -> l
     return faults
 
 
+def at_least_one(text: str) -> int:
+    """A number for argparse, which says what is wrong with it."""
+    try:
+        number = int(text)
+    except ValueError:
+        number = 0
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number from 1 on")
+    return number
+
+
+def read_recipe(path: Path) -> dict[str, Any]:
+    """A recipe's options.
+
+    Raises:
+        UserError: It is no mapping in YAML.
+    """
+    try:
+        recipe = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise UserError(f"--recipe {path} cannot be read: {' '.join(str(error).split())}") from error
+    if not isinstance(recipe, dict):
+        raise UserError(f"--recipe {path} holds no options as NAME: VALUE")
+    return recipe
+
+
 def read_options() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cifar", help="CIFAR-10 as a folder of pictures; left out, no run on it")
     parser.add_argument("--tiny", help="100 classes of Tiny-ImageNet as a folder of pictures")
-    parser.add_argument("--cifar-epochs", type=int, default=6)
-    parser.add_argument("--tiny-epochs", type=int, default=12)
+    parser.add_argument("--cifar-epochs", type=at_least_one, default=6)
+    parser.add_argument("--tiny-epochs", type=at_least_one, default=12)
     parser.add_argument("--models", nargs="+", default=list(MODELS), help="the others are compared to the first")
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--seeds", type=at_least_one, default=3)
     parser.add_argument("--recipe", type=Path, default=ROOT / "recipes/zoo_mini.yaml")
-    parser.add_argument("--jobs", type=int, default=1, help="runs at a time, each with one thread")
+    parser.add_argument("--jobs", type=at_least_one, default=1, help="runs at a time, each with one thread")
     parser.add_argument("--work", type=Path, default=Path("runs/zoo"), help="where the runs are while they go on")
     parser.add_argument("--out", type=Path, default=Path("results/zoo"))
     args = parser.parse_args()
     if not (args.cifar or args.tiny):
         parser.error("give --cifar, --tiny or both")
+    if not args.recipe.is_file():
+        parser.error(f"--recipe {args.recipe} is no file")
     return args
 
 
@@ -318,9 +360,11 @@ def zoo_of(args: argparse.Namespace) -> Zoo:
     if args.tiny:
         sets.append(Data("tiny-imagenet-100", str(Path(args.tiny).absolute()), 64, 8, args.tiny_epochs))
         words += ["--tiny", "TINY_IMAGENET_100", "--tiny-epochs", str(args.tiny_epochs)]
-    words += ["--seeds", str(args.seeds), "--models", *args.models, "--out", str(args.out)]
-    recipe = yaml.safe_load(args.recipe.read_text(encoding="utf-8"))
-    tasks = tasks_of(sets, args.models, list(range(args.seeds)), recipe, args.work, args.out)
+    words += ["--seeds", str(args.seeds), "--models", *args.models]
+    inside = args.recipe.resolve().is_relative_to(ROOT.resolve())
+    recipe = args.recipe.resolve().relative_to(ROOT.resolve()) if inside else args.recipe
+    words += ["--recipe", str(recipe), "--out", str(args.out)]
+    tasks = tasks_of(sets, args.models, list(range(args.seeds)), read_recipe(args.recipe), args.work, args.out)
     return Zoo(" ".join(words), tasks, [data.name for data in sets], args.models, args.out)
 
 
@@ -344,4 +388,5 @@ if __name__ == "__main__":
     try:
         main()
     except UserError as error:
-        sys.exit(f"train_zoo: error: {error}")
+        print(f"train_zoo: error: {error}", file=sys.stderr)
+        sys.exit(2)

@@ -150,6 +150,15 @@ def test_right_answers_by_name(tmp_path: Path) -> None:
         real_answers(str(path), images_named("a.png"), labels)
 
 
+@pytest.mark.parametrize("entry", [[["red"]], [{"red": 1}], [3], [None], ["red", [1]]])
+def test_right_answers_that_are_no_names_are_refused(entry: list[Any], tmp_path: Path) -> None:
+    path = tmp_path / "answers.json"
+    path.write_text(json.dumps({"a.png": entry}))
+    with pytest.raises(UserError, match=r"a\.png has .* in its list, which is no class's name") as caught:
+        real_answers(str(path), images_named("a.png"), list(COLOURS))
+    assert "\n" not in str(caught.value)
+
+
 def test_a_picture_without_its_number_is_refused(tmp_path: Path) -> None:
     (tmp_path / "real.json").write_text("[[1], [2]]")
     for name in ("dog.jpg", "ILSVRC2012_val_00000003.JPEG"):
@@ -179,6 +188,12 @@ def test_another_size(run: dict[str, Any], colours: Path) -> None:
     assert evaluate(run["out"], str(colours), img_size="64")["top1"] == 1.0
     with pytest.raises(UserError, match="30x30 is not a multiple"):
         evaluate(run["out"], str(colours), img_size="30")
+
+
+def test_the_page_says_the_size_that_was_used(run: dict[str, Any], colours: Path, tmp_path: Path) -> None:
+    evaluate(run["out"], str(colours), report=str(tmp_path / "page"), img_size="64x48")
+    text = (tmp_path / "page" / "index.html").read_text()
+    assert "3 x 64 x 48" in text and "3 x 32 x 32" not in text
 
 
 def test_the_command(run: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

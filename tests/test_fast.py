@@ -106,6 +106,25 @@ def test_a_picture_gets_the_same_answer_in_any_batch():
         assert relative(fast(images), alone) < (1e-5 if precision == "fp32" else 0.02)
 
 
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "int8-jumbo"])
+@pytest.mark.parametrize("options", [{}, {"global_pool": ""}, {"num_classes": 0}])
+def test_no_picture_gives_no_answer_of_the_models_shape(precision: Any, options: dict[str, Any]):
+    model = alive(timm.create_model(TEST_MODEL, **options))
+    images = torch.randn(0, 3, 32, 32)
+    assert optimize(model, precision)(images).shape == model(images).shape
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("shape", [(1, 1, 32, 32), (1, 32, 32), (1, 3, 3, 32, 32), (1, 3, 40, 32)])
+def test_pictures_of_another_form_get_the_models_error(compiled: bool, shape: tuple[int, ...]):
+    model = alive(timm.create_model(TEST_MODEL))
+    with pytest.raises((RuntimeError, ValueError, AssertionError)) as plain:
+        model(torch.randn(shape))
+    with pytest.raises(plain.type) as found:
+        optimize(model, compile=compiled)(torch.randn(shape))
+    assert str(found.value).splitlines()[0] == str(plain.value).splitlines()[0]
+
+
 def test_any_size_of_a_dynamic_model():
     model = alive(timm.create_model(TEST_MODEL, dynamic_img_size=True))
     fast = optimize(model)

@@ -65,6 +65,15 @@ def test_progressive_goes_up_in_equal_parts() -> None:
     assert run == ["small"] * 8 + ["middle"] * 8 + ["large"] * 8
 
 
+@pytest.mark.parametrize(
+    ("epochs", "updates", "wanted"),
+    [(1, 1, [4]), (2, 1, [1, 4]), (1, 3, [1, 2, 4]), (2, 2, [1, 2, 3, 4]), (1, 5, [1, 1, 2, 3, 4])],
+)
+def test_progressive_ends_with_the_largest(epochs: int, updates: int, wanted: list[int]) -> None:
+    schedule = SizeSchedule((1, 2, 3, 4), "progressive", seed=0, epochs=epochs)
+    assert [schedule.at(epoch, update, updates) for epoch in range(epochs) for update in range(updates)] == wanted
+
+
 def test_mixed_draws_all_alike_by_the_seed() -> None:
     runs = [
         [SizeSchedule((1, 2, 3), "mixed", seed, 5).at(e, u, 120) for e in range(5) for u in range(120)]

@@ -105,6 +105,36 @@ class TestLite0:
             module.converted(state)
 
 
+class TestPatchDrop:
+    @pytest.mark.parametrize(
+        ("model", "words"),
+        [("resnet18", "resnet18 has no place where patches can be dropped"), ("resnet81", "is none of timm's")],
+    )
+    def test_a_model_without_patches_is_one_line(
+        self,
+        model: str,
+        words: str,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        capsys: pytest.CaptureFixture[str],
+    ):
+        monkeypatch.setattr("sys.argv", ["bench", "--model", model, "--out", str(tmp_path / "out.json")])
+        with pytest.raises(SystemExit) as caught:
+            script("bench_patch_drop").main()
+        assert caught.value.code == 2 and words in capsys.readouterr().err
+        assert not (tmp_path / "out.json").exists()
+
+
+class TestDryRuns:
+    def test_a_pattern_that_matches_nothing(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ):
+        monkeypatch.setattr("sys.argv", ["dry", "--only", "nothing*", "--out", str(tmp_path / "out.json")])
+        with pytest.raises(SystemExit) as caught:
+            script("dry_run_recipes").main()
+        assert caught.value.code == 2 and "--only nothing* matches no recipe" in capsys.readouterr().err
+
+
 class TestGpu:
     def test_it_says_that_there_is_none(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         monkeypatch.setattr(torch.cuda, "is_available", lambda: False)

@@ -185,6 +185,7 @@ def test_without_lengths_the_patches_of_the_size_are_the_length(data: Path, tmp_
         ({"img_sizes": ["32"]}, "--naflex-loader allows no --img-sizes: its sizes are --naflex-train-seq-lens"),
         ({"streaming": True, "val_data": "digits", "steps_per_epoch": 1}, "a stream allows no --naflex-loader"),
         ({"naflex_train_seq_lens": [0]}, r"--naflex-train-seq-lens is \[0\], but takes numbers of patches"),
+        ({"naflex_train_seq_lens": [16, 1_000_000]}, "but a sequence has at most 16,384 patches"),
         ({"naflex_loader": False}, "--naflex-train-seq-lens is for --naflex-loader"),
         ({"model": "jumbo_vit_test_patch8_32", "model_args": None}, "takes no pictures cut into patches"),
     ],

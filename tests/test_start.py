@@ -106,6 +106,28 @@ def test_another_size_resizes_the_positions(tmp_path: Path) -> None:
     assert torch.equal(model.state_dict()["pos_embed"], wanted)
 
 
+@pytest.mark.parametrize("as_folder", [True, False])
+def test_naflex_positions_are_resampled_too(as_folder: bool, tmp_path: Path) -> None:
+    options = {"embed_dim": 32, "depth": 2, "num_heads": 2, "num_jumbo": 3, "patch_size": 8, "num_classes": 3}
+    name = "naflexvit_jumbo_tiny_patch16"
+    source: Any = randomised(make_model(name, img_size=(32, 16), **options))
+    model: Any = make_model(name, img_size=(24, 48), **options)
+    if as_folder:
+        preparation = Preparation((3, 32, 16), (0.5,) * 3, (0.25,) * 3)
+        save_folder(tmp_path, source, Contract("multiclass", LABELS, preparation))
+    report = started(model, tmp_path if as_folder else file_of(source, tmp_path / "weights.pth"))
+    assert report.resized == ["embeds.pos_embed"] and "resized: embeds.pos_embed" in str(report)
+    assert "embeds.pos_embed" not in " ".join([*report.new, *report.unused])
+    wanted = nn.functional.interpolate(
+        source.embeds.pos_embed.permute(0, 3, 1, 2), (3, 6), mode="bicubic", antialias=True
+    )
+    assert torch.allclose(model.embeds.pos_embed, wanted.permute(0, 2, 3, 1))
+    picture = torch.randn(1, 3, 24, 48)
+    if as_folder:
+        with torch.inference_mode():
+            assert torch.allclose(model.eval()(picture), source(picture), atol=1e-5)
+
+
 def test_another_patch_resizes_the_projection(tmp_path: Path) -> None:
     model = make_model(TEST_MODEL, num_classes=3, patch_size=4, img_size=16)
     assert started(model, folder_of(jumbo(), tmp_path)).resized == ["patch_embed.proj.weight"]

@@ -320,6 +320,11 @@ def test_options_that_do_not_fit_are_told(change: dict[str, Any], words: str, co
 def test_a_size_may_be_a_number_in_python() -> None:
     assert parse_size(24) == parse_size("24") == (24, 24)
     assert parse_size("24x56") == parse_size(" 24 X 56 ") == (24, 56)
+    assert parse_size("16384") == (16384, 16384)
+    for text in ("16385", "224x1000000", "9" * 6000):
+        with pytest.raises(UserError, match="a side has at most 16,384 pixels") as caught:
+            parse_size(text)
+        assert len(str(caught.value)) < 120
 
 
 def test_grey_input_gets_the_mean_of_the_models_statistics() -> None:

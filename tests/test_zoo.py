@@ -118,6 +118,54 @@ def test_other_options_are_refused(zoo_script: Any, patches: None, tmp_path: Pat
         zoo_script.train_zoo(elsewhere, 1, here)
 
 
+def test_other_data_are_refused(zoo_script: Any, patches: None, tmp_path: Path, colours: Path) -> None:
+    few: dict[str, Any] = {"seeds": 1, "models": [TEST_MODEL]}
+    task = zoo_script.zoo_of(options(tmp_path, colours, **few)).tasks[0]
+    assert main([*zoo_script.words_of(task), "--epochs", "1"]) == 0
+    moved = zoo_script.zoo_of(options(tmp_path, tmp_path / "elsewhere", **few))
+    for _ in range(2):
+        with pytest.raises(UserError, match=r"was begun with the data in .*colours, and would now be with those in"):
+            zoo_script.train_zoo(moved, 1, here)
+        plan = task.work / "plan.json"  # as the script wrote it before it noted the data
+        plan.write_text(
+            json.dumps({name: value for name, value in json.loads(plan.read_text()).items() if name != "data"})
+        )
+
+
+def test_the_command_names_a_recipe_of_ours_by_its_place(zoo_script: Any, tmp_path: Path) -> None:
+    args = options(tmp_path, tmp_path, recipe=ROOT / "recipes" / "zoo_mini.yaml")
+    assert "--recipe recipes/zoo_mini.yaml " in zoo_script.zoo_of(args).command
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--jobs", "0"], "argument --jobs: '0' is no number from 1 on"),
+        (["--seeds", "two"], "argument --seeds: 'two' is no number from 1 on"),
+        (["--recipe", "nofile"], "--recipe nofile is no file"),
+    ],
+)
+def test_wrong_words(
+    words: list[str],
+    message: str,
+    zoo_script: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr("sys.argv", ["train_zoo", "--cifar", "x", *words])
+    with pytest.raises(SystemExit) as caught:
+        zoo_script.read_options()
+    assert caught.value.code == 2 and message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("text", "message"), [("[1, 2]", "holds no options"), ("a: [", "cannot be read")])
+def test_a_recipe_of_another_form(text: str, message: str, zoo_script: Any, tmp_path: Path) -> None:
+    (tmp_path / "bad.yaml").write_text(text)
+    with pytest.raises(UserError, match=message) as caught:
+        zoo_script.read_recipe(tmp_path / "bad.yaml")
+    assert "\n" not in str(caught.value)
+
+
 def test_a_run_that_fails_does_not_stop_the_others(
     zoo_script: Any, patches: None, tmp_path: Path, colours: Path
 ) -> None:

@@ -20,7 +20,8 @@ class Config:
         subset: Answer only classes that the data have, as for the 200 of ImageNet-R.
         real: Score other right answers too: "imagenet" for ReaL's labels of the ImageNet validation pictures, a JSON
             file of that form, or one that maps file names to lists of classes.
-        img_size: Another input size than the model's own, pixels or HEIGHTxWIDTH; positions are resampled.
+        img_size: Another input size than the model's own, pixels or HEIGHTxWIDTH; positions are resampled. Not
+            for NaFlex models.
         report: Write a page with numbers, confusions, the worst mistakes and reliability to index.html in this folder.
         device: Where to compute.
         workers: Processes that load pictures; 0 loads them in this one.

@@ -16,7 +16,8 @@ class SizeSchedule:
 
     Args:
         sizes: In rising order, each once.
-        kind: "mixed" draws each update's size, all alike; "progressive" goes through them in equal parts of the run.
+        kind: "mixed" draws each update's size, all alike; "progressive" goes through them in equal parts of the run; of
+            more sizes than updates it takes as many as there are updates, the largest last.
         seed: The run's seed.
         epochs: Passes of the whole run.
     """
@@ -30,4 +31,7 @@ class SizeSchedule:
         """The size of update `update` of an epoch of `updates`."""
         if self.kind == "mixed":
             return self.sizes[mix_seed(self.seed, "size", epoch, update) % len(self.sizes)]
-        return self.sizes[(epoch * updates + update) * len(self.sizes) // (self.epochs * updates)]
+        number, total, sizes = epoch * updates + update, self.epochs * updates, len(self.sizes)
+        if total < sizes:
+            return self.sizes[number * (sizes - 1) // (total - 1) if total > 1 else -1]
+        return self.sizes[number * sizes // total]

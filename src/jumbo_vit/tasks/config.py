@@ -182,6 +182,10 @@ class TrainConfig:
         return self.seeds > 1 or (self.folds > 0 and self.fold is None)
 
 
+LARGEST_SIDE = 16_384
+"""Pixels that a side of the input may have; far more than a model takes, and fewer than a slip of the hand."""
+
+
 def parse_size(text: str | int, flag: str = "--img-size") -> tuple[int, int]:
     """ "224" or "192x256" as (height, width); `flag` is what gave it.
 
@@ -189,7 +193,13 @@ def parse_size(text: str | int, flag: str = "--img-size") -> tuple[int, int]:
         UserError: Anything else.
     """
     parts = str(text).lower().split("x")
-    if len(parts) not in (1, 2) or not all(part.strip().isdecimal() and int(part) > 0 for part in parts):
+    if len(parts) not in (1, 2) or not all(map(_is_side, parts)):
         raise UserError(f"{flag} is {text!r}, but must be a number of pixels such as 224, or HEIGHTxWIDTH")
+    if any(len(part) > 20 or int(part) > LARGEST_SIDE for part in parts):
+        raise UserError(f"{flag} is {str(text)[:40]}, but a side has at most {LARGEST_SIDE:,} pixels")
     sizes = [int(part) for part in parts]
     return sizes[0], sizes[-1]
+
+
+def _is_side(part: str) -> bool:
+    return part.strip().isdecimal() and (len(part) > 20 or int(part) > 0)  # Python refuses to read very long numbers

@@ -178,6 +178,11 @@ def _by_name(
         entry = content.get(name, content.get(Path(name).name))
         if not isinstance(entry, list):
             raise UserError(f"--real {source} has no list of classes for {name}")
+        odd = [label for label in entry if not isinstance(label, str)]
+        if odd:
+            raise UserError(
+                f"--real {source}: {name} has {json.dumps(odd[0])[:80]} in its list, which is no class's name"
+            )
         unknown = next((label for label in entry if label not in number), None)
         if unknown is not None:
             raise UserError(

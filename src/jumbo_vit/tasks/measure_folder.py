@@ -38,7 +38,8 @@ def evaluate(
         classes_by: How the data name classes, one of `jumbo_vit.tasks.evaluate_classes.WAYS`.
         subset: Answer only classes that the data have.
         real: Right answers beside those of the data, as `real_answers` takes them.
-        img_size: Another size than the model's own, as "384" or "192x256"; positions are resampled.
+        img_size: Another size than the model's own, as "384" or "192x256"; positions are resampled. NaFlex models
+            take none.
 
     Returns:
         Fractions by name, `n`, `skipped` (path and reason) and `notes`; with `real` also the entries of `RealScore`;
@@ -90,7 +91,7 @@ def evaluate(
         "notes": [shown(note) for note in images.notes],
     }
     if page is not None and outputs is not None:
-        write_report(page, (model, data), predictor, images, outputs, numbers)
+        write_report(page, (model, data), predictor, contract, images, outputs, numbers)
         numbers["report"] = shown(str(page))
     return numbers
 

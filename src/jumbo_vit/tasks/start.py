@@ -91,6 +91,8 @@ def start_from(model: nn.Module, source: str, labels: list[str]) -> LoadReport:
             continue
         if name == "pos_embed":
             fitted = _fit_positions(value, own[name], found.grid, _grid_of(model))
+        elif name == "embeds.pos_embed":
+            fitted = _fit_table(value, own[name])
         else:
             fitted = _fit(name, value, own[name], _layer_names(model, "first_conv"))
         if fitted is None:
@@ -200,6 +202,18 @@ def _fit_positions(
         value, new_size=list(wanted), old_size=list(grid), num_prefix_tokens=prefix, antialias=True
     )
     return resampled if own_prefix else resampled[:, prefix:]
+
+
+def _fit_table(value: Tensor, mine: Tensor) -> Tensor | None:
+    """NaFlex positions (1, H, W, D) for another grid, which they name themselves; bicubic, as its forward pass does."""
+    if value.shape == mine.shape:
+        return value if same_kind(value, mine) else None
+    tables = value.ndim == mine.ndim == 4 and value.shape[::3] == mine.shape[::3] and value.numel() > 0
+    if not tables or not same_kind(value, mine):
+        return None
+    old, new = list(value.shape[1:3]), list(mine.shape[1:3])
+    resampled: Tensor = resample_abs_pos_embed(value.flatten(1, 2), new, old, num_prefix_tokens=0, antialias=True)
+    return resampled.reshape(mine.shape)
 
 
 def _fold_layer_scale(state: dict[str, Tensor], own: dict[str, Tensor]) -> tuple[dict[str, Tensor], set[str]]:

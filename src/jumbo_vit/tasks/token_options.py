@@ -3,6 +3,9 @@
 from jumbo_vit.errors import UserError
 from jumbo_vit.tasks.config import TrainConfig, parse_size
 
+LONGEST = 16_384
+"""Patches that a sequence may have: 2,048 x 2,048 pixels in patches of 16."""
+
 
 def training_sizes(config: TrainConfig) -> list[tuple[int, int]]:
     """The (height, width) of `--img-sizes`, by their number of pixels; none without it.
@@ -36,6 +39,8 @@ def check_token_options(config: TrainConfig) -> None:
     lengths = config.naflex_train_seq_lens
     if lengths is not None and (not lengths or min(lengths) < 1 or len(set(lengths)) < len(lengths)):
         raise UserError(f"--naflex-train-seq-lens is {lengths}, but takes numbers of patches, each at least 1 and once")
+    if lengths is not None and max(lengths) > LONGEST:
+        raise UserError(f"--naflex-train-seq-lens is {lengths}, but a sequence has at most {LONGEST:,} patches")
     if lengths is not None and not config.naflex_loader:
         raise UserError("--naflex-train-seq-lens is for --naflex-loader: add it, or leave the lengths out")
     if config.size_schedule != "mixed" and not config.img_sizes and lengths is None:
