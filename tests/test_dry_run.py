@@ -129,6 +129,31 @@ def test_several_runs_are_one_of_them(capsys: pytest.CaptureFixture[str]) -> Non
     assert "several runs; this is what one of them takes" in capsys.readouterr().out
 
 
+def test_a_fold_has_its_own_number_of_pictures() -> None:
+    (one,) = dry(**small_options(folds=4))
+    (same,) = dry(**small_options(folds=4, fold=1))
+    assert one["pictures"] == same["pictures"] == TRAIN * 3 // 4 and one["updates"] == same["updates"] == 2 * 6
+    (found,) = dry(data="cifar10", model=TEST_MODEL, folds=5)
+    assert found["pictures"] == 40_000
+
+
+def test_stages_are_checked_as_for_the_run() -> None:
+    with pytest.raises(UserError, match="reads no stream"):
+        dry(**small_options(stages=[{"epochs": 1}, {"streaming": True, "val_data": "x", "steps_per_epoch": 3}]))
+    with pytest.raises(UserError, match="stage 2 has another model than stage 1"):
+        dry(**small_options(stages=[{"epochs": 1}, {"model_args": "share_jumbo_mlp=false"}]))
+
+
+def test_sequences_are_measured_at_their_longest() -> None:
+    options: dict[str, Any] = {"data": "cifar10", "model": "naflexvit_jumbo_tiny_patch16", "naflex_loader": True}
+    options |= {"batch_size": 2, "model_args": ["depth=1"]}
+    each = {
+        name: dry(**options, naflex_train_seq_lens=lengths)[0]["memory"]["activations_per_picture"]
+        for name, lengths in (("short", [64]), ("long", [64, 256]), ("usual", None))
+    }
+    assert 3 * each["short"] < each["long"] and each["short"] < each["usual"] < each["long"]
+
+
 @pytest.mark.parametrize("name", ["two_stages_mini", "token_dropping_mini", "in1k_jumbo_small_no_teacher"])
 def test_recipes_with_a_tiny_model(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     recipe = yaml.safe_load((RECIPES / f"{name}.yaml").read_text()) | {"model": TEST_MODEL, "patch_size": 8}

@@ -18,9 +18,10 @@ from jumbo_vit.tasks import loop as loop_module
 from jumbo_vit.tasks import run as run_module
 from jumbo_vit.tasks.build import load_config
 from jumbo_vit.tasks.config import TrainConfig
+from jumbo_vit.tasks.stage_checks import check_models, with_full_paths
 from jumbo_vit.tasks.stages import plan_stages
 from jumbo_vit.tasks.train import train
-from tests.runs import differences, small_config, state_of
+from tests.runs import differences, digit_pictures, small_config, state_of
 from tests.test_resume import run_until
 
 STAGES: list[dict[str, Any]] = [{"img_size": 8, "epochs": 1}, {"img-size": "12", "lr": 1e-4, "epochs": 2}]
@@ -152,6 +153,19 @@ MISTAKES: list[tuple[Any, dict[str, Any], str]] = [
     ([{"epochs": 1}, {"init_from": "x"}], {}, "stage 2 starts from stage 1"),
     (STAGES, {"seeds": 2}, "do not go with --seeds or --folds"),
     (STAGES, {"folds": 3}, "do not go with --seeds or --folds"),
+    ([*STAGES, {"img_size": 9}], {}, "stage 3: "),
+    ([*STAGES, {"model": "jumbo_vit_tinny"}], {}, "stage 3: unknown model jumbo_vit_tinny"),
+    ([*STAGES, {"aa": "none-such"}], {}, "stage 3: --aa none-such"),
+    ([*STAGES, {"opt": "none-such"}], {}, "stage 3: --opt none-such"),
+    ([*STAGES, {"teacher": "none-such", "smoothing": 0}], {}, "stage 3: --teacher none-such"),
+    ([*STAGES, {"data": "none-such"}], {}, "none-such is not there"),
+    ([*STAGES, {"naflex_loader": True}], {}, "takes no pictures cut into patches"),
+    ([*STAGES, {"img_size": 8, "img_sizes": [8, 9]}], {}, "stage 3: "),
+    ([{"init_from": "none-such"}], {}, "stage 1: --init-from none-such"),
+    ([*STAGES, {"model": "jumbo_vit_micro"}], {}, "stage 3 has another model than stage 2"),
+    ([*STAGES, {"model_args": "share_jumbo_mlp=false"}], {}, "stage 3 has another model than stage 2"),
+    ([*STAGES, {"model_args": "num_jumbo=2"}], {}, "stage 3 has another model than stage 2"),
+    ([*STAGES, {"patch_size": 4}, {"lora_rank": 2}, {}], {}, "stage 5 would lose the bypasses of stage 4: give lora_r"),
     (STAGES, {"given": frozenset({"epochs"})}, "epochs is given for all stages, but each stage has its own"),
 ]
 
@@ -179,6 +193,72 @@ def test_a_stage_made_with_other_options_is_refused(done: dict[str, Any], tmp_pa
     (out / "stages.yaml").write_text(yaml.safe_dump(recipe))
     with pytest.raises(UserError, match=r"stage-1 holds a run with --smoothing 0\.1, but the plan gives it"):
         resume(out)
+
+
+OTHER: list[tuple[str, Any]] = [
+    ("epochs", 3),
+    ("batch_size", 16),
+    ("grad_accum_steps", 2),
+    ("precision", "bf16"),
+    ("grad_checkpointing", True),
+    ("check_images", False),
+]
+
+
+@pytest.mark.parametrize(("name", "value"), OTHER)
+def test_a_stage_made_in_another_way_is_refused(name: str, value: Any, done: dict[str, Any], tmp_path: Path) -> None:
+    out = shutil.copytree(done["out"], tmp_path / "out")
+    recipe = yaml.safe_load((out / "stages.yaml").read_text())
+    recipe["stages"][0][name] = value
+    (out / "stages.yaml").write_text(yaml.safe_dump(recipe))
+    with pytest.raises(UserError, match=rf"stage-1 holds a run with {name} .*, but the recipe gives it {name} {value}"):
+        resume(out)
+
+
+WRONG = [("lr", "abc", "lr is 'abc'"), ("lrr", 1, "unknown option lrr"), ("stages", "x", "no list called stages")]
+
+
+@pytest.mark.parametrize(("name", "value", "message"), WRONG)
+def test_a_wrong_edit_of_the_recipe_is_one_line(
+    name: str, value: Any, message: str, done: dict[str, Any], tmp_path: Path
+) -> None:
+    recipe = yaml.safe_load((Path(done["out"]) / "stages.yaml").read_text())
+    (tmp_path / "stages.yaml").write_text(yaml.safe_dump(recipe | {name: value}))
+    with pytest.raises(UserError) as told:
+        resume(tmp_path)
+    assert message in str(told.value) and "stages.yaml" in str(told.value)
+
+
+def test_a_recipe_goes_on_from_another_directory(
+    done: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Data, teacher and first weights are given by relative paths, outside and inside the stages."""
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "data").symlink_to(digit_pictures())
+    shutil.copytree(Path(done["out"]) / "stage-1" / "model", tmp_path / "first")
+    monkeypatch.chdir(tmp_path)
+    stages = [{"img_size": 8, "init-from": "first"}, {"img_size": 8, "teacher": "first", "smoothing": 0.0}]
+    config = staged(Path("out"), *stages, data="data", teacher=["first"], smoothing=0.0, epochs=1)
+    run_until(monkeypatch, config, 10)
+    recipe = yaml.safe_load(Path("out/stages.yaml").read_text())
+    assert recipe["data"] == f"{tmp_path}/data" and recipe["teacher"] == [f"{tmp_path}/first"]
+    assert recipe["stages"][0]["init-from"] == f"{tmp_path}/first"
+    assert recipe["stages"][1]["teacher"] == [f"{tmp_path}/first"]
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert resume(Path("../out"))["finished"]
+
+
+def test_paths_of_a_recipe_are_absolute_and_names_are_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    options = {"val-data": "val", "data": "hf://x/y", "init_from": "vit_tiny_patch16_224", "teacher": "resnet18"}
+    assert with_full_paths(options) == options | {"val-data": f"{tmp_path}/val", "teacher": ["resnet18"]}
+    assert with_full_paths({"data": "digits", "val_data": None}) == {"data": "digits", "val_data": None}
+
+
+def test_models_that_go_on_from_each_other_pass(tmp_path: Path) -> None:
+    """Other size, patch, channels, head and fresh bypasses lose nothing."""
+    stages = [*STAGES, {"img_size": 16, "patch_size": 4, "in_chans": 3}, {"img_sizes": [8, 12]}, {"lora_rank": 2}]
+    check_models(plan_stages(staged(tmp_path, *stages), tmp_path))
 
 
 def test_a_new_recipe_does_not_go_into_the_folder_of_one(done: dict[str, Any]) -> None:

@@ -1,12 +1,14 @@
-"""Data for a dry run where the data themselves are not on the machine: a small folder of the same layout."""
+"""Made data for a dry run: a small folder where the data are not on the machine, and sequences of patches."""
 
 import io
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import torch
 from PIL import Image
 from timm.data import ImageNetInfo
+from torch import Tensor, nn
 
 from jumbo_vit.errors import UserError
 
@@ -76,3 +78,20 @@ def _picture(seed: int, in_chans: int) -> bytes:
     file = io.BytesIO()
     (corners.convert("L") if in_chans == 1 else corners).save(file, "JPEG")
     return file.getvalue()
+
+
+class OfSequences(nn.Module):
+    """A NaFlex model on full sequences (B, N, P*P*C) of patches in one row, as its loader gives them."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, patches: Tensor) -> Tensor:
+        """Logits (B, C)."""
+        batch, length, _ = patches.shape
+        columns = torch.arange(length, device=patches.device)
+        places = torch.stack([torch.zeros_like(columns), columns], -1).expand(batch, -1, -1)
+        valid = torch.ones(batch, length, dtype=torch.bool, device=patches.device)
+        logits: Tensor = self.model({"patches": patches, "patch_coord": places, "patch_valid": valid})
+        return logits

@@ -27,10 +27,11 @@ from jumbo_vit.tasks.build import augmentation, make_plan
 from jumbo_vit.tasks.config import TrainConfig
 from jumbo_vit.tasks.defaults import with_defaults
 from jumbo_vit.tasks.distill import LOW, Lesson, open_lesson, told_of
-from jumbo_vit.tasks.dry_data import absent, known, make_folder
+from jumbo_vit.tasks.dry_data import OfSequences, absent, known, make_folder
 from jumbo_vit.tasks.loop import Loop, make_schedule
 from jumbo_vit.tasks.run import Run
-from jumbo_vit.tasks.schedules import rate_at
+from jumbo_vit.tasks.schedules import naflex_embeds, rate_at
+from jumbo_vit.tasks.stage_checks import check_models
 from jumbo_vit.tasks.stages import plan_stages
 from jumbo_vit.tasks.state import Progress
 from jumbo_vit.tasks.token_options import training_sizes
@@ -53,13 +54,15 @@ def dry_run(config: TrainConfig) -> dict[str, Any]:
         UserError: What the run itself would refuse, as far as it shows before the training; data that are not there and
             not known.
     """
-    if config.streaming:
+    if config.streaming or any(isinstance(stage, dict) and stage.get("streaming") for stage in config.stages or []):
         raise UserError("--dry-run reads no stream: leave --streaming out, for the model and its memory are the same")
     notes: list[str] = []
     missing: set[str] = set()
     with tempfile.TemporaryDirectory(prefix="jumbo-vit-dry-run-") as scratch:
         out = Path(scratch) / "out"
         plan = plan_stages(config, out) if config.stages is not None else [_single(config, out, notes)]
+        if len(plan) > 1:
+            check_models(plan)
         stages = []
         for number, stage in enumerate(plan, start=1):
             report = _try(stage, Path(scratch), number == len(plan), missing)
@@ -72,7 +75,7 @@ def dry_run(config: TrainConfig) -> dict[str, Any]:
 def _single(config: TrainConfig, out: Path, notes: list[str]) -> TrainConfig:
     if config.repeated:
         notes.append("The options ask for several runs; this is what one of them takes.")
-    one: dict[str, Any] = {"seeds": 1, "folds": 0, "fold": None} if config.repeated else {}
+    one: dict[str, Any] = {"seeds": 1, "fold": config.fold or (1 if config.folds else None)}
     return with_defaults(dataclasses.replace(config, out=str(out / "run"), **one))
 
 
@@ -183,7 +186,7 @@ def _try(config: TrainConfig, scratch: Path, last: bool, missing: set[str]) -> d
         folder = scratch / f"data-{size.classes}"
         if not folder.exists():
             make_folder(folder, size.classes, config.in_chans or 3)
-        config = dataclasses.replace(config, data=str(folder))
+        config = dataclasses.replace(config, data=str(folder), folds=0, fold=None)
     trial = DryRun(config, not last, missing)
     said = io.StringIO()
     with contextlib.redirect_stdout(said):  # it speaks of four pictures
@@ -191,7 +194,8 @@ def _try(config: TrainConfig, scratch: Path, last: bool, missing: set[str]) -> d
     if trial.progress.updates < 2:
         raise UserError("the two small updates gave no finite loss: lower --lr")
     if size is not None:
-        trial.pictures = size.train
+        # A fold is held out of the training pictures; a held-out part of the data's own is left aside.
+        trial.pictures = size.train - (size.train // real.folds if real.fold else 0)
         trial.told.insert(0, f"{Path(real.data).name} is not there: the trial read a made folder with as many classes.")
     lines = [line for line in said.getvalue().splitlines() if line.startswith("from ")]
     trial.told += [line.replace(f"{scratch}/out/", "") for line in lines]
@@ -283,9 +287,15 @@ def _memory(trial: DryRun, config: TrainConfig, world: int) -> dict[str, Any]:
 
 def _kept(trial: DryRun, pictures: int) -> int:
     chans, *size = trial.preparation.input_size
+    autocast, device = trial.precision != "fp32", trial.fabric.device
+    if trial.full.naflex_loader:
+        patch = naflex_embeds(trial.model, trial.full).patch_size
+        length = max(trial.full.naflex_train_seq_lens or [size[0] // patch[0] * (size[1] // patch[1])])
+        sequences = torch.randn(pictures, length, patch[0] * patch[1] * chans, device=device)
+        return saved_tensors(OfSequences(trial.model), sequences, autocast=autocast)
     height, width = max([tuple(size), *training_sizes(trial.full)], key=lambda sides: sides[0] * sides[1])
-    images = torch.randn(pictures, chans, height, width, device=trial.fabric.device)
-    return saved_tensors(trial.model, images, autocast=trial.precision != "fp32")
+    images = torch.randn(pictures, chans, height, width, device=device)
+    return saved_tensors(trial.model, images, autocast=autocast)
 
 
 def _bytes(tensors: list[Any]) -> int:

@@ -5,16 +5,14 @@
       - {img_size: 128, epochs: 400}
       - {img_size: 224, lr: 1e-5}
 
-All stages are completed and checked before the first begins. The options as given are kept in `stages.yaml`, which is
-itself such a file; each stage's folder has its own `config.yaml`, state and model.
+Of all stages the options, models, sizes, augmentation, optimizers, and that data and teachers are there are checked
+before the first begins; data and teachers are opened as their stage begins. The options as given are kept in
+`stages.yaml`, which is itself such a file; each stage's folder has its own `config.yaml`, state and model.
 """
 
 import dataclasses
 import shlex
 import shutil
-import types
-import typing
-from argparse import ArgumentError
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -23,13 +21,14 @@ from typing import Any
 import torch
 import yaml
 
-from jumbo_vit.errors import UserError, nearest
+from jumbo_vit.errors import UserError
 from jumbo_vit.files import write_bytes, write_json, write_text
 from jumbo_vit.tasks.build import load_config, versions
 from jumbo_vit.tasks.config import TrainConfig
 from jumbo_vit.tasks.defaults import with_defaults
 from jumbo_vit.tasks.fabric import make_fabric, on_main
 from jumbo_vit.tasks.members import check_options
+from jumbo_vit.tasks.stage_checks import check_models, check_places, typed_options, with_full_paths
 from jumbo_vit.tasks.state import claim_out, holds_run
 from jumbo_vit.tasks.stream import stream_options
 
@@ -46,6 +45,12 @@ number of a signal that came when it had nothing left to do, or 0."""
 _OF_THE_WHOLE = frozenset(
     {"stages", "out", "resume", "dry_run", "given", "seeds", "folds", "fold", "devices", "nodes", "device", "strategy"}
 )
+
+
+_OPTIONS = frozenset(field.name for field in dataclasses.fields(TrainConfig))
+
+# Of one call, not of a recipe.
+_OF_A_CALL = frozenset({"given", "out", "resume", "dry_run"})
 
 
 def holds_stages(out: Path) -> bool:
@@ -88,6 +93,11 @@ def plan_stages(config: TrainConfig, out: Path) -> list[TrainConfig]:
                 raise UserError(f"stage {number} starts from stage {number - 1}: leave init_from out of it")
             own["init_from"] = f"{plan[-1].out}/model"
         filled = dataclasses.replace(config, **own)
+        if plan and plan[-1].lora_rank not in (0, filled.lora_rank):
+            raise UserError(
+                f"stage {number} would lose the bypasses of stage {number - 1}: give lora_rank {plan[-1].lora_rank} in "
+                "this stage too"
+            )
         if plan and filled.model in (None, "jumboized"):
             filled = _like_the_one_before(filled, plan[-1])
         filled = with_defaults(stream_options(filled, None, None))
@@ -112,46 +122,15 @@ def _checked(stage: Any, number: int) -> dict[str, Any]:
     Raises:
         UserError: What is wrong with the first that is wrong.
     """
-    import jsonargparse
-
     if not isinstance(stage, dict):
         raise UserError(f"stage {number} is {stage!r}, but must be a mapping of options, such as {{img_size: 128}}")
-    hints = typing.get_type_hints(TrainConfig)
-    allowed = hints.keys() - _OF_THE_WHOLE
-    found: dict[str, Any] = {}
-    for key, value in stage.items():
+    for key in stage:
         name = str(key).replace("-", "_")
         if name in _OF_THE_WHOLE and name != "given":
             raise UserError(
                 f"stage {number}: {name} belongs to the whole recipe, not to a stage: put it outside stages"
             )
-        if name not in allowed:
-            raise UserError(f"stage {number}: unknown option {key}{nearest(name, allowed)}")
-        parser = jsonargparse.ArgumentParser(exit_on_error=False, add_help=False)
-        parser.add_argument(f"--{name}", type=hints[name])
-        try:
-            found[name] = parser.parse_object({name: _in_shape(value, hints[name])})[name]
-        except ArgumentError as error:
-            raise UserError(f"stage {number}: {name} is {value!r}, which is no value of this option") from error
-    return found
-
-
-def _in_shape(value: Any, hint: Any) -> Any:
-    """A number for a text, or one item for a list, as YAML has them: 224, or `logger: none`."""
-    union = typing.get_origin(hint) in (types.UnionType, typing.Union)
-    arms = typing.get_args(hint) if union else (hint,)
-    if any(typing.get_origin(arm) is list for arm in arms) and value is not None and not isinstance(value, list):
-        value = [value]
-    items = {item for arm in arms for item in (typing.get_args(arm) if typing.get_origin(arm) is list else (arm,))}
-    if str not in items:
-        return value
-    if isinstance(value, list):
-        return [_as_text(item) for item in value]
-    return _as_text(value)
-
-
-def _as_text(value: Any) -> Any:
-    return str(value) if type(value) in (int, float) else value
+    return typed_options(stage, _OPTIONS - _OF_THE_WHOLE, f"stage {number}")
 
 
 def train_stages(config: TrainConfig, one: One) -> dict[str, Any]:
@@ -161,12 +140,14 @@ def train_stages(config: TrainConfig, one: One) -> dict[str, Any]:
         UserError: Anything that the user can mend; the stages that are finished stay.
         SystemExit: After a signal, with the state of the stage under way written.
     """
-    first = plan_stages(config, Path(config.out or "runs/new"))[0]  # what is wrong is told before a folder is taken
+    plan = plan_stages(config, Path(config.out or "runs/new"))  # what is wrong is told before a folder is taken
+    check_places(plan)
+    check_models(plan)
     fabric = _launched(config)
 
     def prepare() -> str:
         out = claim_out(config)
-        write_text(out / RECIPE, _recipe_text(config, first))
+        write_text(out / RECIPE, _recipe_text(config, plan[0]))
         return str(out)
 
     out = Path(on_main(fabric, prepare))
@@ -196,26 +177,25 @@ def _recipe_text(config: TrainConfig, first: TrainConfig) -> str:
     The first stage names its model, so that the folder in --init-from is not needed a second time.
     """
     usual = TrainConfig()
-    skipped = ("given", "out", "resume", "dry_run", "stages")
-    fields = {f.name: getattr(config, f.name) for f in dataclasses.fields(config) if f.name not in skipped}
+    fields = {name: getattr(config, name) for name in vars(usual) if name not in _OF_A_CALL | {"stages"}}
     fields = {name: value for name, value in fields.items() if value != getattr(usual, name)}
     stages = [dict(stage) for stage in config.stages or []]
     if config.model in (None, "jumboized"):
         stages[0] |= {name: getattr(first, name) for name in _OF_A_FOLDER if getattr(first, name) is not None}
-    for options in (fields, *stages):
-        if "data" in options and options["data"] != "digits" and "://" not in options["data"]:
-            options["data"] = str(Path(options["data"]).expanduser().absolute())
     plain = {name: list(value) if isinstance(value, tuple) else value for name, value in fields.items()}
-    return yaml.safe_dump(plain | {"stages": stages}, sort_keys=False, allow_unicode=True)
+    content = with_full_paths(plain) | {"stages": [with_full_paths(stage) for stage in stages]}
+    return yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
 
 
 def _read_recipe(path: Path) -> TrainConfig:
     try:
         fields = yaml.safe_load(path.read_text(encoding="utf-8"))
-        pairs = {name: tuple(fields[name]) for name in ("scale", "patch_drop") if name in fields}
-        return TrainConfig(**fields | pairs)
-    except (OSError, yaml.YAMLError, TypeError, AttributeError, ValueError) as error:
+    except (OSError, yaml.YAMLError, ValueError) as error:
         raise UserError(f"{path} cannot be read as a recipe in stages: {error}") from error
+    stages = fields.pop("stages", None) if isinstance(fields, dict) else None
+    if not isinstance(stages, list):
+        raise UserError(f"{path} cannot be read as a recipe in stages: it has no list called stages")
+    return TrainConfig(**typed_options(fields, _OPTIONS - _OF_A_CALL, str(path)), stages=stages)
 
 
 def _go_through(config: TrainConfig, out: Path, one: One, fabric: Any) -> dict[str, Any]:
@@ -253,8 +233,28 @@ def _begun(stage: TrainConfig) -> bool:
     folder = Path(stage.out or ".")
     if not holds_run(folder):
         return False
-    check_options(folder, load_config(folder), stage)
+    saved = load_config(folder)
+    for name in _OF_A_STAGE:
+        has, wants = getattr(saved, name), getattr(stage, name)
+        if has != wants:
+            raise UserError(
+                f"{folder} holds a run with {name} {has}, but the recipe gives it {name} {wants}: put it back in "
+                f"{folder.parent / RECIPE}, or remove the folder, and the stage is trained anew"
+            )
+    check_options(folder, saved, stage)
     return True
+
+
+# Beside what `check_options` compares, and before it: its defaults may depend on these.
+_OF_A_STAGE = (
+    "epochs",
+    "batch_size",
+    "grad_accum_steps",
+    "precision",
+    "grad_checkpointing",
+    "val_data",
+    "check_images",
+)
 
 
 def _say_stopped(done: int, total: int, out: Path, main: bool) -> None:
