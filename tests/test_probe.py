@@ -275,5 +275,5 @@ class TestWhatIsHeldOut:
 
     def test_a_file_is_no_folder(self, trained: str, tree: Path, tmp_path: Path) -> None:
         (tmp_path / "file").write_text("")
-        with pytest.raises(UserError, match="--save .*file is a file"):
+        with pytest.raises(UserError, match=r"--save .*file is a file"):
             self.held_out(trained, tree, tmp_path, save=str(tmp_path / "file"))

@@ -305,7 +305,7 @@ def test_a_picture_that_changed_in_one_corner_is_refused(run: dict[str, Any], tm
         picture.save(path)
     with pytest.raises(UserError, match=r"^train/red/02.png has changed since .* was taught"):
         train(colour_run(data, tmp_path / "run", teacher=[str(tmp_path / "taught")]))
-    with pytest.raises(UserError, match="1 pictures have changed since .* first train/red/02.png"):
+    with pytest.raises(UserError, match=r"1 pictures have changed since .* first train/red/02.png"):
         teach(colour_run(data, tmp_path / "taught"), [run["out"]], 2)
 
 
