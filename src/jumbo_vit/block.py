@@ -35,7 +35,7 @@ def split_tokens(x: Tensor, num_jumbo: int) -> tuple[Tensor, Tensor]:
 
     The one place that knows where the Jumbo tokens are: at the front.
     """
-    if torch.is_grad_enabled():
+    if torch.is_grad_enabled() and not torch.jit.is_tracing():
         # The gradients of two slices would each be laid into zeros of the whole size, and added.
         first, rest = x.split([num_jumbo, x.shape[1] - num_jumbo], dim=1)
         return first, rest
