@@ -1,7 +1,7 @@
 """The experiments on the recipes in results/PLAN.md: arms that differ in one thing, by seeds, with paired differences.
 
     python scripts/train_zoo.py --cifar CIFAR10 --tiny TINY_IMAGENET_100 --out results/zoo      (their common reference)
-    jumbo-vit teach --teacher TEACHER --data CIFAR10 --views 6 --img-size 32 ... --out TAUGHT
+    jumbo-vit teach --teacher TEACHER --data CIFAR10 --views 3 --img-size 32 ... --out TAUGHT
     python scripts/recipe_experiments.py --cifar CIFAR10 --tiny TINY_IMAGENET_100 --taught TAUGHT --jobs 2
 
 A run is `jumbo-vit train` in a process of its own with one thread, resumed where it stands; what is finished is not run
@@ -30,7 +30,7 @@ HARD = ("train", "--config", "recipes/hard_labels_mini.yaml", "--data", "{cifar}
 CLASS_TOKEN, JUMBO = (
     f"{{zoo}}/tiny-imagenet-100/{name}/seed-{{seed}}" for name in ("vit_micro_cls", "jumbo_vit_micro")
 )
-START = ("train", "--config", "recipes/jumboized_start_mini.yaml", "--data", "{cifar}", "--epochs", "2")
+START = ("train", "--config", "recipes/jumboized_start_mini.yaml", "--data", "{cifar}")
 FREEZE = ("train", "--config", "recipes/freeze_mini.yaml", "--data", "{cifar}")
 LORA = ("train", "--config", "recipes/lora_mini.yaml", "--data", "{cifar}", "--init-from", JUMBO, "--img-size", "64")
 
@@ -63,8 +63,10 @@ EXPERIMENTS: dict[str, dict[str, Arm | str]] = {
         "90 to 10 % dropped": Arm((*HARD, "--patch-drop", "0.9", "0.1")),
     },
     "jumboized_start": {
-        f"{name}, {side} px": Arm((*START, "--img-size", str(side), "--init-from", source), prepare)
-        for side in (64, 96)
+        f"{name}, {side} px": Arm(
+            (*START, "--img-size", str(side), "--epochs", str(epochs), "--init-from", source), prepare
+        )
+        for side, epochs in ((64, 3), (96, 1))
         for name, source, prepare in (
             ("as it is", CLASS_TOKEN, ()),
             ("jumboized", "{work}/jumboized-{seed}", ("jumboize", CLASS_TOKEN, "--out", "{work}/jumboized-{seed}")),
@@ -72,7 +74,7 @@ EXPERIMENTS: dict[str, dict[str, Arm | str]] = {
     },
     "part_of_a_model": {
         "head alone": Arm(
-            (*FREEZE, "--init-from", JUMBO, "--img-size", "64", "--epochs", "6", "--batch-size", "64"), seeds=1
+            (*FREEZE, "--init-from", JUMBO, "--img-size", "64", "--epochs", "3", "--batch-size", "36"), seeds=1
         ),
         "LoRA": Arm(LORA, seeds=1),
         "all weights": Arm((*LORA, "--lora-rank", "0"), seeds=1),
