@@ -366,7 +366,7 @@ def test_two_processes_equal_one(tmp_path: Path, teacher: str, strategy: str) ->
     ("words", "message"),
     [
         ("--teacher {teacher}", "--data is missing"),
-        ("--data {pictures}", "--method distill needs --teacher"),
+        ("--method distill --data {pictures}", "--method distill needs --teacher"),
         ("--data {pictures} --teacher nowhere", "--teacher nowhere: no such folder, and no model of timm"),
         ("--data nowhere --teacher {teacher}", "nowhere: give a folder of pictures"),
         ("--data {empty} --teacher {teacher}", "there are no pictures in"),

@@ -3,7 +3,9 @@
 from jumbo_vit.tasks.pretrain_config import PretrainConfig as Config
 
 GROUPS = {
-    "method": ("method", "teacher", "patch_weight"),
+    "method": ("method",),
+    "mae": ("mask_ratio", "mask", "norm_pix_loss", "pos_embed", "decoder_width", "decoder_depth", "decoder_heads"),
+    "distill": ("teacher", "patch_weight"),
     "data": ("data", "val_fraction", "split_seed", "check_images", "workers", "worker_start"),
     "model": ("model", "model_args", "img_size", "patch_size", "in_chans", "init_from", "drop_path"),
     "recipe": (
@@ -11,6 +13,7 @@ GROUPS = {
         "batch_size",
         "grad_accum_steps",
         "opt",
+        "opt_betas",
         "lr",
         "min_lr",
         "warmup_epochs",

@@ -11,6 +11,7 @@ GROUPS = {
         "batch_size",
         "grad_accum_steps",
         "opt",
+        "opt_betas",
         "lr",
         "min_lr",
         "warmup_epochs",

@@ -63,7 +63,7 @@ def load_options(out: Path, kind: type[Options]) -> Options:
             raise UserError(
                 f"{out / 'config.yaml'} is cut off or of another version: it lacks {', '.join(missing[:5])}"
             )
-        pairs = {name: _pair(fields[name]) for name in ("scale", "patch_drop") if name in own}
+        pairs = {name: _pair(fields[name]) for name in ("scale", "patch_drop", "opt_betas") if fields.get(name)}
         return kind(**fields | pairs | {"logger": list(fields["logger"])})
     except UserError:
         raise
@@ -186,8 +186,9 @@ def make_optimizer(model: nn.Module, config: TrainConfig) -> Any:
     decay = config.layer_decay if config.layer_decay and config.layer_decay < 1 else None
     try:
         _check_optimizer(config)
+        further: dict[str, Any] = {} if config.opt_betas is None else {"betas": config.opt_betas}
         return create_optimizer_v2(
-            model, opt=config.opt, lr=config.lr, weight_decay=config.weight_decay or 0.0, layer_decay=decay
+            model, opt=config.opt, lr=config.lr, weight_decay=config.weight_decay or 0.0, layer_decay=decay, **further
         )
     except UserError:
         raise
@@ -215,6 +216,8 @@ def _check_optimizer(config: TrainConfig) -> None:
             f"--opt {config.opt} does not go with --strategy fsdp2: a resumed run could not shard its slow weights; "
             f"try {name.removeprefix('lookahead_')}, or --strategy ddp"
         )
+    if config.opt_betas is not None and not info.has_betas:
+        raise UserError(f"--opt {config.opt} has no --opt-betas: leave them out, or try adamw")
     package = info.opt_class.partition(".")[0] if isinstance(info.opt_class, str) else ""
     if package not in _PACKAGES:
         return

@@ -34,6 +34,7 @@ class TrainConfig:
         batch_size: Pictures in one forward pass of one process.
         grad_accum_steps: Forward passes per update; the last update of an epoch takes what is left, rightly scaled.
         opt: Optimizer, by timm's names.
+        opt_betas: Its two decay rates of averages; default the optimizer's own.
         lr: Highest learning rate.
         min_lr: Learning rate at the end.
         warmup_epochs: Epochs of linear warm-up, fractions allowed; default a tenth of the run, 5 at the most.
@@ -116,6 +117,7 @@ class TrainConfig:
     batch_size: int | None = None
     grad_accum_steps: int = 1
     opt: str = "adamw"
+    opt_betas: tuple[float, float] | None = None
     lr: float | None = None
     min_lr: float | None = None
     warmup_epochs: float | None = None

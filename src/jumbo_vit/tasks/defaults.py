@@ -171,6 +171,10 @@ def _check_ranges(config: TrainConfig) -> None:
         raise UserError(
             f"--scale is {config.scale[0]} {config.scale[1]}, but must be two shares, 0 < small <= large <= 1"
         )
+    if config.opt_betas is not None and not all(0 <= beta < 1 for beta in config.opt_betas):
+        raise UserError(
+            f"--opt-betas is {config.opt_betas[0]} {config.opt_betas[1]}, but both must be from 0 to below 1"
+        )
     check_token_options(config)
     if config.balance == "sampler" and config.task == "multilabel":
         raise UserError(

@@ -7,14 +7,13 @@ kept as the best model is the encoder alone.
 
 import dataclasses
 import shlex
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from jumbo_vit.data.pipeline import EvalSet, Preparation, eval_loader
+from jumbo_vit.data.pipeline import Augmentation, Sized
 from jumbo_vit.data.sets import Splits
 from jumbo_vit.data.unlabelled import open_unlabelled
 from jumbo_vit.errors import UserError
@@ -22,17 +21,14 @@ from jumbo_vit.folder import save_folder
 from jumbo_vit.predictor import Contract
 from jumbo_vit.tasks.average import weights_of
 from jumbo_vit.tasks.build import build_model, load_options, save_config
-from jumbo_vit.tasks.classify import Mixing
-from jumbo_vit.tasks.distill import LOW, told_of
-from jumbo_vit.tasks.evaluate import passes_of_rank_zero, score_models
-from jumbo_vit.tasks.feature_matching import FeatureLearner, FeatureMatching, collapse
-from jumbo_vit.tasks.learner import encoder_weights
+from jumbo_vit.tasks.evaluate import score_models
+from jumbo_vit.tasks.learner import Learner, encoder_weights
 from jumbo_vit.tasks.loop import Objective
+from jumbo_vit.tasks.methods import Method, open_method
 from jumbo_vit.tasks.pretrain_config import PretrainConfig, with_pretrain_defaults
 from jumbo_vit.tasks.run import Run
 from jumbo_vit.tasks.state import Progress, find_state
 from jumbo_vit.tasks.train import finished_summary, raised_epochs
-from jumbo_vit.teachers import Teacher, open_teacher
 from jumbo_vit.version import __version__
 
 
@@ -88,8 +84,7 @@ class PretrainRun(Run):
         progress: Where that state stands, or None.
     """
 
-    method: FeatureMatching
-    model: FeatureLearner
+    model: Learner
 
     def __init__(
         self, options: PretrainConfig, content: dict[str, Any] | None = None, progress: Progress | None = None
@@ -103,53 +98,48 @@ class PretrainRun(Run):
     def _open(self) -> Splits:
         options, config = self.options, self.config
         # Before the pictures are read, which takes longer than to be told that there is no such teacher.
-        self.teacher = open_teacher(options.teacher or "", "cpu")
-        self._told = told_of(self.teacher)
+        self.method = open_method(options)
         splits = open_unlabelled(options.data, config.held_out_seed, config.val_fraction)
-        splits.train.notes += [_introduction(self.teacher), *self.teacher.notes]
+        splits.train.notes += self.method.notes
         return splits
 
     def _identity(self) -> dict[str, Any]:
-        own = {name: getattr(self.options, name) for name in ("method", "patch_weight")}
-        # A teacher may lie elsewhere on another machine, but must be the same.
-        return super()._identity() | own | {"teacher": self._told["checksum"]}
+        return super()._identity() | {"method": self.options.method} | self.method.identity
 
     def _write_config(self) -> None:
         save_config(self.out, dataclasses.replace(self.options, out=str(self.out)))
 
     def _with_extras(self, model: nn.Module) -> nn.Module:
-        self.teacher.model.to(self.fabric.device)
-        self.teacher.device = self.fabric.device
-        self.teacher.low = LOW.get(self.precision)
-        self.method = make_method(self.options, self.teacher, self.preparation)
-        return self.method.learner(model, self.options.seed)
+        known = len(self.method.notes)
+        learner = self.method.ready(model, self.preparation, self.fabric.device, self.precision)
+        self.splits.train.notes += self.method.notes[known:]
+        self.options = self.method.options  # in which nothing is open any more
+        return learner
 
     def _objective(self) -> Objective:
-        return self.method
+        objective: Objective = self.method.objective
+        return objective
+
+    def _training_set(self, augment: Augmentation, sized: Sized) -> Any:
+        return self.method.training_set(super()._training_set(augment, sized))
 
     def _score(self) -> dict[str, dict[str, Any]]:
-        fabric = self.fabric
-        models: dict[str, nn.Module] = {"plain": self.model}
-        if self.average is not None:
-            models["averaged"] = self.average
-        dataset = EvalSet(self.splits.val, self.task, self.preparation)
-        loader = eval_loader(dataset, self._workers, fabric.global_rank, fabric.world_size, self.config.worker_start)
-        passes = passes_of_rank_zero(len(dataset), fabric.world_size) if self._sharded else None
+        models, loader, passes = self._scoring()
         scores = score_models(
             models,
-            _Taught(loader, self.method, fabric.device),
+            self.method.held_out(loader, self.fabric.device),
             self.task,
             self.labels,
-            fabric.device,
+            self.fabric.device,
             self._total,
             self._gather,
             passes,
             make_score=lambda: self.method.score(self.model),
         )
-        remark = collapse(scores["plain"])
+        remark = self.method.remark(scores["plain"])
         if remark and not self._warned:
             self._warned = True  # an epoch may be too early to tell; the end says it again
-            fabric.print(f"  warning: {remark}")
+            self.fabric.print(f"  warning: {remark}")
         return scores
 
     def _keep(self, progress: Progress, kind: str) -> None:
@@ -158,7 +148,7 @@ class PretrainRun(Run):
         lineage: dict[str, Any] = {
             "source": f"jumbo-vit {__version__} pretrain",
             "method": self.options.method,
-            "teacher": self._told,
+            **self.method.lineage,
             "init_from": self.options.init_from,
             "weights": kind,
             "epoch": progress.epoch,
@@ -171,19 +161,19 @@ class PretrainRun(Run):
 
     @property
     def _metric(self) -> str:
-        return FeatureMatching.metric
+        return self.method.metric
 
     def _facts(self) -> dict[str, Any]:
         return super()._facts() | {"classes": "no labels"}
 
     def _more_summary(self) -> dict[str, Any]:
         notes = [*self.splits.train.notes, *self.splits.val.notes]
-        remark = collapse(self.progress.best_numbers) if self.progress.best_numbers else ""
+        remark = self.method.remark(self.progress.best_numbers) if self.progress.best_numbers else ""
         extras = sum(parameter.numel() for parameter in self.model.parameters()) - self._parameters
         return {
             "task": "pretrain",
             "method": self.options.method,
-            "teacher": self._told,
+            **self.method.facts(),
             "extra_parameters": extras,
             "notes": [*notes, remark] if remark else notes,
             "collapsed": bool(remark),
@@ -196,28 +186,14 @@ class PretrainRun(Run):
         best += f"({summary['best_weights']} weights)" + ", stopped early" * summary["stopped_early"]
         if summary["bad_updates"]:
             best += f", {summary['bad_updates']} updates skipped for a loss or gradient that was not finite"
-        lines = [
-            "",
-            best,
-            "foretold of what differs between pictures: "
-            f"{numbers['global_explained']:.1%} in the teacher's global vector, "
-            f"{numbers['patch_explained']:.1%} in its patches",
-            f"standard deviation of the global vectors over the pictures: {numbers['global_std']:.4f} (teacher "
-            f"{numbers['teacher_std']:.4f})",
-        ]
-        lines += [f"warning: {collapse(numbers)}"] if collapse(numbers) else []
+        remark = self.method.remark(numbers)
+        lines = ["", best, *self.method.lines(numbers), *([f"warning: {remark}"] if remark else [])]
         return [
             *lines,
             "try next:",
             f"  jumbo-vit train --init-from {model} --data FOLDER        (pictures with labels)",
             f"  jumbo-vit embed {model} {data} --out features.npz",
         ]
-
-
-def make_method(options: PretrainConfig, teacher: Teacher, preparation: Preparation) -> FeatureMatching:
-    """The objective that complete options name."""
-    mixing = Mixing(options.mixup or 0.0, options.cutmix or 0.0)
-    return FeatureMatching(teacher, preparation, options.patch_weight, mixing)
 
 
 def parts_of(run: Path, precision: str) -> tuple[nn.Module, Objective]:
@@ -227,39 +203,18 @@ def parts_of(run: Path, precision: str) -> tuple[nn.Module, Objective]:
         UserError: Its options or its teacher cannot be read.
     """
     options = load_options(run, PretrainConfig)
+    learner, method = learner_of(options, precision)
+    return learner, method.objective
+
+
+def learner_of(options: PretrainConfig, precision: str = "fp32") -> tuple[Learner, Method]:
+    """What a run with these complete options trains, on the CPU, with first weights, and its method.
+
+    Raises:
+        UserError: There is no such teacher, or the model does not go with the method.
+    """
     encoder, preparation = build_model(options.as_train(), 0)
     if options.grad_checkpointing:
         encoder.set_grad_checkpointing(True)  # type: ignore[operator]
-    teacher = open_teacher(options.teacher or "", "cpu")
-    teacher.low = LOW.get(precision)
-    method = make_method(options, teacher, preparation)
-    return method.learner(encoder, options.seed), method
-
-
-def _introduction(teacher: Teacher) -> str:
-    vector, patches, grid = teacher.shapes()
-    known = [f"{key} {teacher.lineage[key]}" for key in ("source", "license") if teacher.lineage.get(key)]
-    about = f" ({', '.join(known)})" if known else ""
-    chans, height, width = teacher.preparation.input_size
-    return (
-        f"The teacher is {teacher.name}{about}: it sees the same augmented picture "
-        f"at {chans}x{height}x{width}, and gives a vector of {vector} and {grid[0]}x{grid[1]} patches of {patches}."
-    )
-
-
-class _Taught:
-    """A loader of pictures whose targets are the method's."""
-
-    def __init__(self, loader: Any, method: FeatureMatching, device: torch.device) -> None:
-        self.loader, self.dataset = loader, loader.dataset
-        self._method, self._device = method, device
-
-    def __iter__(self) -> Iterator[tuple[Tensor, Any, Tensor]]:
-        teacher = self._method.teacher
-        low, teacher.low = teacher.low, None  # scores are measured in fp32, the targets too
-        try:
-            for images, _, index in self.loader:
-                there = images.to(self._device)
-                yield there, self._method.targets(there), index
-        finally:
-            teacher.low = low
+    method = open_method(options)
+    return method.ready(encoder, preparation, torch.device("cpu"), precision), method

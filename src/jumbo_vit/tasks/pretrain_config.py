@@ -13,13 +13,15 @@ from jumbo_vit.tasks.defaults import with_defaults
 class PretrainConfig:
     """Train an encoder on pictures without labels.
 
-    Method "distill" makes its features foretell those of a trained model on the same augmented picture. The run is
-    written to the folder named by --out: its best encoder in model/, ready for `train --init-from` and `embed`; the
-    state to go on from, with the method's further modules, in last.ckpt; the options in config.yaml, scores in
-    metrics.csv, curves.png and summary.json.
+    Method "mae" hides most patches of a picture from the encoder, and a decoder foretells their pixels. Method
+    "distill" makes the encoder's features foretell those of a trained model on the same augmented picture. The run is
+    written to the folder named by --out: its best encoder in model/, ready for `train --init-from`, `probe` and
+    `embed`; the state to go on from, with the method's further modules, in last.ckpt; the options in config.yaml,
+    scores in metrics.csv, curves.png and summary.json.
 
     Args:
-        method: "distill" is feature distillation from --teacher.
+        method: "mae" is a masked autoencoder, "distill" feature distillation from --teacher; default distill with a
+            teacher, else mae.
         data: A folder of pictures, flat or nested, whose folder names mean nothing; with train/ in it and a held-out
             folder (val/, valid/, validation/, test/) beside that, these. Tables, shards and "digits" are read as by
             `train`, without their labels.
@@ -33,10 +35,19 @@ class PretrainConfig:
         init_from: Start from a model folder, an official checkpoint, a weights file, or a timm ViT by name.
         teacher: Whose features to learn: a name of timm with pretrained weights, a model folder, or a run's folder.
         patch_weight: Weight of the patches' loss beside that of the global vector; 0 for the global vector alone.
+        mask_ratio: Share of the patches that is hidden; global tokens are never.
+        mask: Whether each picture (sample) or each forward pass (batch, as in the authors' code) has a mask of its own.
+        norm_pix_loss: Foretell each patch scaled to mean 0 and variance 1, in place of its plain pixels.
+        pos_embed: Positions in encoder and decoder: sincos are fixed, learned are trained. Default sincos, with
+            --init-from learned.
+        decoder_width: Width of the decoder's tokens; default 512, for encoders below 384 the encoder's width.
+        decoder_depth: Blocks of the decoder; default 8, for encoders below 384 two.
+        decoder_heads: Attention heads of the decoder; default 16, for encoders below 384 the encoder's.
         epochs: Passes over the training pictures.
         batch_size: Pictures in one forward pass of one process.
         grad_accum_steps: Forward passes per update; the last update of an epoch takes what is left, rightly scaled.
         opt: Optimizer, by timm's names.
+        opt_betas: Its two decay rates of averages; default 0.9 0.95 for mae with adamw, else the optimizer's own.
         lr: Highest learning rate.
         min_lr: Learning rate at the end.
         warmup_epochs: Epochs of linear warm-up, fractions allowed; default a tenth of the run, 5 at the most.
@@ -44,8 +55,8 @@ class PretrainConfig:
         layer_decay: Factor of the learning rate from one block to the one below; 1 for none.
         clip_grad: Largest norm of the gradient; 0 for no limit.
         drop_path: Rate of stochastic depth, the same at every depth.
-        mixup: Alpha of mixup; 0 for none. The teacher sees the mixed picture too.
-        cutmix: Alpha of cutmix; 0 for none.
+        mixup: Alpha of mixup; 0 for none. The teacher sees the mixed picture too; with mae there is none.
+        cutmix: Alpha of cutmix; 0 for none; with mae there is none.
         aa: "3a" for 3-Augment, or RandAugment such as rand-m9-mstd0.5-inc1; empty for none.
         color_jitter: Strength of colour changes.
         hflip: Probability of a horizontal flip.
@@ -74,7 +85,7 @@ class PretrainConfig:
         recovery_interval: Updates between two writings of last.ckpt; 0 writes after each epoch and every ten minutes.
     """
 
-    method: Literal["distill"] = "distill"
+    method: Literal["mae", "distill"] | None = None
     data: str = ""
     model: str | None = None
     model_args: list[str] | None = None
@@ -84,10 +95,18 @@ class PretrainConfig:
     init_from: str | None = None
     teacher: str | None = None
     patch_weight: float = 1.0
+    mask_ratio: float = 0.75
+    mask: Literal["sample", "batch"] = "sample"
+    norm_pix_loss: bool = False
+    pos_embed: Literal["sincos", "learned"] | None = None
+    decoder_width: int | None = None
+    decoder_depth: int | None = None
+    decoder_heads: int | None = None
     epochs: int | None = None
     batch_size: int | None = None
     grad_accum_steps: int = 1
     opt: str = "adamw"
+    opt_betas: tuple[float, float] | None = None
     lr: float | None = None
     min_lr: float | None = None
     warmup_epochs: float | None = None
@@ -137,21 +156,61 @@ SHARED = tuple(
 )
 
 
+# Which options belong to which method; given with the other they would do nothing.
+OWN = {
+    "distill": ("teacher", "patch_weight", "mixup", "cutmix"),
+    "mae": ("mask_ratio", "mask", "norm_pix_loss", "pos_embed", "decoder_width", "decoder_depth", "decoder_heads"),
+}
+
+
 def with_pretrain_defaults(config: PretrainConfig) -> PretrainConfig:
-    """Fill what the user left open, from the defaults of `train`.
+    """Fill what the user left open, from the defaults of `train`; the decoder's are filled once the encoder is known.
 
     Raises:
-        UserError: No data or no teacher, or a number is outside its range.
+        UserError: No data or no teacher, an option of another method, or a number is outside its range.
     """
     if not config.data:
         raise UserError("--data is missing: give a folder of pictures")
-    if config.method == "distill" and not config.teacher:
+    if config.method is None:
+        config = dataclasses.replace(config, method="distill" if config.teacher else "mae")
+    default = PretrainConfig()
+    for method, names in OWN.items():
+        # A recipe may say that there is no mixing.
+        given = (n for n in names if getattr(config, n) != getattr(default, n) and getattr(config, n) != 0)
+        strange = next(given, None)
+        if strange and method != config.method:
+            raise UserError(f"--{strange.replace('_', '-')} belongs to --method {method}, not to {config.method}")
+    if config.method == "distill":
+        _check_distill(config)
+    else:
+        config = _with_mae_defaults(config)
+    filled = with_defaults(config.as_train())
+    shared: dict[str, Any] = {name: getattr(filled, name) for name in SHARED}
+    return dataclasses.replace(config, **shared)
+
+
+def _check_distill(config: PretrainConfig) -> None:
+    if not config.teacher:
         raise UserError(
             "--method distill needs --teacher: a name of timm with pretrained weights, a model folder, or a run's "
             "folder"
         )
     if not 0 <= config.patch_weight < 1e6:  # NaN is in no range
         raise UserError(f"--patch-weight is {config.patch_weight}, but must be 0 or more")
-    filled = with_defaults(config.as_train())
-    shared: dict[str, Any] = {name: getattr(filled, name) for name in SHARED}
-    return dataclasses.replace(config, **shared)
+
+
+def _with_mae_defaults(config: PretrainConfig) -> PretrainConfig:
+    if not 0 < config.mask_ratio < 1:
+        raise UserError(f"--mask-ratio is {config.mask_ratio}, but must be above 0 and below 1")
+    for name in ("decoder_width", "decoder_depth", "decoder_heads"):
+        value = getattr(config, name)
+        if value is not None and value < 1:
+            raise UserError(f"--{name.replace('_', '-')} is {value}, but must be at least 1")
+    filled: dict[str, Any] = {
+        "opt_betas": (0.9, 0.95) if config.opt == "adamw" else None,
+        # Digits lose their strokes in small crops.
+        "scale": None if config.data == "digits" else (0.2, 1.0),
+        "layer_decay": 1.0,
+        "pos_embed": "learned" if config.init_from else "sincos",
+    }
+    return dataclasses.replace(config, **{n: value for n, value in filled.items() if getattr(config, n) is None})

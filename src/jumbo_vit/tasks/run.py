@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from jumbo_vit.data.find import Skipped
 from jumbo_vit.data.folds import take_fold
-from jumbo_vit.data.pipeline import EvalSet, TrainSet, eval_loader, train_loader
+from jumbo_vit.data.pipeline import Augmentation, EvalSet, Sized, TrainSet, eval_loader, train_loader
 from jumbo_vit.data.sampler import EpochBatches
 from jumbo_vit.data.sets import ImageSet, Splits, check_images, open_data
 from jumbo_vit.errors import UserError
@@ -222,11 +222,14 @@ class Run(RunFiles):
             parts = (self.model, self.splits, self.preparation, config, self.out, fabric, self._workers)
             self._stored = store_for_run(*parts, self._all_objects)
             return batches, self._stored.loader(batches)
-        dataset = TrainSet(self.splits.train, self.task, self.preparation, augment, config.seed, sized)
-        if self._lesson is not None:
-            dataset = self._lesson.pictures(dataset, augment)
+        dataset = self._training_set(augment, sized)
         pin = fabric.device.type == "cuda"
         return batches, train_loader(dataset, batches, self._workers, config.worker_start, pin, collate)
+
+    def _training_set(self, augment: Augmentation, sized: Sized) -> Any:
+        """Augmented pictures, with whatever the objective needs beside them."""
+        dataset = TrainSet(self.splits.train, self.task, self.preparation, augment, self.config.seed, sized)
+        return dataset if self._lesson is None else self._lesson.pictures(dataset, augment)
 
     @property
     def _workers(self) -> int:
@@ -239,17 +242,23 @@ class Run(RunFiles):
         return [make_logger(kind, self.out) for kind in self.config.logger if kind != "none"] if self.main else []
 
     def _score(self) -> dict[str, dict[str, Any]]:
+        models, loader, passes = self._scoring()
+        if self.config.freeze:
+            models, loader = self._stored.scoring(models, self.fabric.global_rank, self.fabric.world_size)
+        return score_models(
+            models, loader, self.task, self.labels, self.fabric.device, self._total, self._gather, passes
+        )
+
+    def _scoring(self) -> tuple[dict[str, nn.Module], Any, int | None]:
+        """Models to score, a loader of this process's held-out pictures, and how many passes to make, if it matters."""
         fabric = self.fabric
         models: dict[str, nn.Module] = {"plain": self.model}
         if self.average is not None:
             models["averaged"] = self.average
         dataset = EvalSet(self.splits.val, self.task, self.preparation)
         loader = eval_loader(dataset, self._workers, fabric.global_rank, fabric.world_size, self.config.worker_start)
-        if self.config.freeze:
-            models, loader = self._stored.scoring(models, fabric.global_rank, fabric.world_size)
         # A sharded model's forward pass is a joint effort: all processes make as many as the busiest.
-        passes = passes_of_rank_zero(len(dataset), fabric.world_size) if self._sharded else None
-        return score_models(models, loader, self.task, self.labels, fabric.device, self._total, self._gather, passes)
+        return models, loader, passes_of_rank_zero(len(dataset), fabric.world_size) if self._sharded else None
 
     @property
     def _sharded(self) -> bool:
