@@ -12,19 +12,33 @@ import fnmatch
 import json
 import multiprocessing
 import os
+import re
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
 
 
+def command_of(path: Path) -> str:
+    """The command that a recipe is for, by its header: train, pretrain or probe."""
+    found = re.search(rf"jumbo-vit (\w+) (\S+ )?--config recipes/{re.escape(path.name)}", path.read_text())
+    return found[1] if found else "train"
+
+
 def one(path: str) -> dict[str, Any]:
     """The report on a recipe."""
     os.environ["HF_HUB_OFFLINE"] = "1"
     from jumbo_vit.cli.parser import Command
+    from jumbo_vit.cli.probe import plan_of
+    from jumbo_vit.tasks.dry_probe import dry_probe
+    from jumbo_vit.tasks.pretrain import pretrain
     from jumbo_vit.tasks.train import train
 
-    return train(Command("train").parse(["--config", path, "--dry-run"]))
+    command = command_of(Path(path))
+    config = Command(command).parse(["--config", path, "--dry-run"])
+    if command == "probe":
+        return dry_probe(config.model, config.data, plan_of(config), config.val_fraction, config.split_seed)
+    return pretrain(config) if command == "pretrain" else train(config)
 
 
 def main() -> None:

@@ -4,17 +4,24 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import timm
 import yaml
 
 from jumbo_vit.cli.parser import main
+from jumbo_vit.data.pipeline import Preparation
 from jumbo_vit.errors import UserError
 from jumbo_vit.tasks.config import TrainConfig
 from jumbo_vit.tasks.dry_data import absent, known, make_folder
+from jumbo_vit.tasks.dry_probe import dry_probe
+from jumbo_vit.tasks.pretrain import pretrain
+from jumbo_vit.tasks.pretrain_config import PretrainConfig
+from jumbo_vit.tasks.probe import Plan, probe
 from jumbo_vit.tasks.train import train
 from tests.pictures import TEST_MODEL
-from tests.runs import TRAIN, small_options
+from tests.runs import TRAIN, VAL, digit_pictures, small_options
+from tests.teachers import teacher_folder
 
 RECIPES = Path(__file__).parents[1] / "recipes"
 
@@ -22,6 +29,16 @@ RECIPES = Path(__file__).parents[1] / "recipes"
 def dry(**options: Any) -> list[dict[str, Any]]:
     stages: list[dict[str, Any]] = train(TrainConfig(dry_run=True, **options))["stages"]
     return stages
+
+
+def dry_pretraining(**options: Any) -> dict[str, Any]:
+    report: dict[str, Any] = pretrain(PretrainConfig(dry_run=True, **options))["stages"][0]
+    return report
+
+
+def encoder_parameters(**options: Any) -> int:
+    sizes = {"img_size": 8, "patch_size": 2, "in_chans": 1, "num_classes": 0}
+    return sum(p.numel() for p in timm.create_model(TEST_MODEL, **sizes | options).parameters())
 
 
 @pytest.fixture(autouse=True)
@@ -164,4 +181,163 @@ def test_recipes_with_a_tiny_model(name: str, tmp_path: Path, capsys: pytest.Cap
     out = capsys.readouterr().out
     assert ("stage 2 of 2" in out) == ("stages" in recipe) and "memory of one device, on paper" in out
     assert ("dropped" in out) == ("patch_drop" in recipe)
+    assert [path.name for path in tmp_path.iterdir()] == ["tiny.yaml"]
+
+
+class TestStarts:
+    """Weights to start from that are not there yet."""
+
+    def test_random_ones_stand_in_with_the_run_s_own_defaults(self, tmp_path: Path) -> None:
+        train(TrainConfig(**small_options(out=str(tmp_path / "run"), epochs=1)))
+        there, missing = (dry(**small_options(init_from=str(tmp_path / name)))[0] for name in ("run", "later/model"))
+        assert (
+            f"{tmp_path}/later/model is not there: the trial starts from random weights, but the run needs it."
+            in (missing["notes"])
+        )
+        assert not any("is not there" in note for note in there["notes"])
+        assert missing["groups"] == there["groups"] and missing["schedule"] == there["schedule"]
+
+    def test_without_a_model_there_is_nothing_to_try(self) -> None:
+        options = small_options(init_from="later/model", model=None)
+        for tried in (dry, dry_pretraining):
+            with pytest.raises(UserError, match="later/model is not there, and with it the model: name it by --model"):
+                tried(**options)
+
+    def test_a_part_is_not_trained_on_random_weights(self) -> None:
+        with pytest.raises(UserError, match="--init-from later/model: no such folder"):
+            dry(**small_options(init_from="later/model", lora_rank=2))
+
+    def test_a_name_is_looked_up(self) -> None:
+        with pytest.raises(UserError, match=r"vit_tinny: no such folder or file, and no model of timm"):
+            dry(**small_options(init_from="vit_tinny"))
+
+
+class TestPretraining:
+    def test_everything_is_that_of_the_run(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        found = dry_pretraining(**small_options(method="mae", epochs=3, lr=0.01, grad_accum_steps=2))
+        encoder, extra = found["encoder_parameters"], found["extra_parameters"]
+        assert encoder == encoder_parameters() and found["parameters"] == encoder + extra
+        # Fixed positions are not trained: 16 patches of the encoder's width, and of the decoder's.
+        assert found["trained_parameters"] == encoder + extra - 2 * 16 * 32
+        assert sum(group["parameters"] for group in found["groups"]) == found["trained_parameters"]
+        assert found["pictures"] == TRAIN and found["updates_per_epoch"] == 4 and found["updates"] == 12
+        assert found["masks"] == {"grid": [4, 4], "patches": 16, "kept_patches": 4}
+        memory = found["memory"]
+        assert memory["weights"] == 4 * found["parameters"] and memory["gradients"] == 4 * found["trained_parameters"]
+        out = capsys.readouterr().out
+        assert "Of 4x4 patches 12 are masked" in out and "dry run: nothing was written" in out
+        assert list(tmp_path.iterdir()) == []
+
+    def test_it_is_what_a_run_then_makes(self, tmp_path: Path) -> None:
+        options = small_options(method="mae", epochs=1)
+        found = dry_pretraining(**options)
+        summary = pretrain(PretrainConfig(out=str(tmp_path / "run"), **options))
+        assert (found["encoder_parameters"], found["extra_parameters"], found["masks"]) == (
+            summary["parameters"],
+            summary["extra_parameters"],
+            summary["masks"],
+        )
+        assert "dry_run: false" in (tmp_path / "run" / "config.yaml").read_text()
+
+    def test_activations_are_those_of_the_patches_that_the_encoder_sees(self) -> None:
+        # With a decoder of next to nothing, what is kept is the encoder's: 3 Jumbo pieces and 16 or 128 patches.
+        options = small_options(method="mae", img_size="32", patch_size=2, in_chans=1, decoder_width=4, decoder_depth=1)
+        few, most = (
+            dry_pretraining(**options, decoder_heads=1, mask_ratio=ratio)["memory"]["activations_per_picture"]
+            for ratio in (0.9375, 0.5)
+        )
+        assert 2.5 * few < most
+
+    def test_a_teacher_is_counted_apart(self, tmp_path: Path) -> None:
+        teacher = teacher_folder(tmp_path / "teacher", preparation=Preparation((3, 16, 16)), img_size=16)
+        found = dry_pretraining(**small_options(in_chans=3, teacher=teacher))
+        count = encoder_parameters(img_size=16, patch_size=8, in_chans=3, num_classes=3)
+        assert found["method"] == "distill" and found["teachers"] == {teacher: count}
+        # Linear layers from Jumbo vector to Jumbo vector and from patch to patch.
+        assert found["extra_parameters"] == 96 * 97 + 32 * 33 and found["memory"]["teachers"] == 4 * count
+        assert found["encoder_parameters"] == encoder_parameters(in_chans=3)
+
+    def test_a_teacher_without_weights_is_random_and_that_is_said(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        real = timm.create_model
+
+        def offline(name: str, pretrained: bool = False, **kwargs: Any) -> Any:
+            if pretrained:
+                raise OSError("no network")
+            return real(name, **kwargs)
+
+        monkeypatch.setattr(timm, "create_model", offline)
+        found = dry_pretraining(**small_options(in_chans=3, teacher="vit_test_patch8_cls_32"))
+        assert any("cannot be had here: random ones stand in" in note for note in found["notes"])
+        assert found["memory"]["teachers"] == 4 * found["teachers"]["vit_test_patch8_cls_32"] > 0
+
+    def test_absent_data_are_replaced_and_that_is_said(self) -> None:
+        options = {"model": TEST_MODEL, "batch_size": 100, "workers": 0, "logger": ["none"]}
+        found = dry_pretraining(data="somewhere/tiny-imagenet-100", **options)
+        assert found["pictures"] == 25_000 and found["updates_per_epoch"] == 250
+        assert found["notes"][0] == "tiny-imagenet-100 is not there: the trial read a made folder."
+        assert not any("folders" in note for note in found["notes"])
+        with pytest.raises(UserError, match="pets is not there, and its number of pictures and classes is not known"):
+            dry_pretraining(data="pets")
+
+    def test_what_the_run_would_refuse_is_refused(self) -> None:
+        with pytest.raises(UserError, match="is not a multiple of --decoder-heads 5"):
+            dry_pretraining(**small_options(decoder_width=32, decoder_heads=5))
+        with pytest.raises(UserError, match=r"--resume takes everything from the run; .* not --dry-run"):
+            pretrain(PretrainConfig(resume="run", dry_run=True, given=frozenset({"resume", "dry_run"})))
+
+
+class TestProbe:
+    def test_it_is_what_a_probe_then_does(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        train(TrainConfig(**small_options(out=str(tmp_path / "run"), epochs=1)))
+        plan = Plan(rates=(0.01, 0.3), opts=("sgd", "lars"), epochs=3, batch_size=64)
+        before = sorted(tmp_path.rglob("*"))
+        found = dry_probe(str(tmp_path / "run"), digit_pictures(), plan)
+        assert sorted(tmp_path.rglob("*")) == before
+        out = capsys.readouterr().out
+        assert "rates 0.01 0.3 for a batch of 256, which are 0.0025 0.075 for 64" in out
+        real = probe(str(tmp_path / "run"), digit_pictures(), plan, device="cpu")
+        stored = [path for folder in real["features"] for path in Path(folder).glob("*.npy")]
+        assert found["stored_bytes"] == sum(np.load(path).nbytes for path in stored)
+        assert (
+            found["pictures"]
+            == real["pictures"]
+            == {"train": TRAIN, "tune": found["pictures"]["tune"], "held_out": VAL}
+        )
+        assert found["heads"] == len(real["heads"]) == 16
+        assert {row["features"]: row["width"] for row in found["features"]} == {
+            row["features"]: row["width"] for row in real["chosen"]
+        }
+        fit_on = TRAIN - found["pictures"]["tune"]
+        assert found["updates"] == 3 * -(-fit_on // 64) and found["updates_of_the_chosen"] == 3 * 4
+
+    def test_a_recipe_before_there_is_a_model(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        recipe = yaml.safe_load((RECIPES / "in1k_mae_jumbo_base_probe.yaml").read_text()) | {"model": TEST_MODEL}
+        (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(recipe))
+        assert main(["probe", "--config", "tiny.yaml", "--dry-run"]) == 0
+        out = capsys.readouterr().out
+        assert "1,281,167 pictures for training" in out and "1,000 classes" in out and "pieces" in out
+        assert f"{TEST_MODEL} is the name of a model: random weights stand in for trained ones." in out
+        assert "imagenet-1k is not there: the trial read a made folder." in out
+        assert [path.name for path in tmp_path.iterdir()] == ["tiny.yaml"]
+
+    def test_the_name_of_a_model_is_for_a_dry_run_alone(self, capsys: pytest.CaptureFixture[str]) -> None:
+        assert main(["probe", TEST_MODEL, "--data", digit_pictures()]) == 2
+        said = capsys.readouterr().err
+        assert TEST_MODEL in said and said.count("\n") == 1
+
+    def test_a_model_that_is_not_there(self) -> None:
+        with pytest.raises(UserError, match=r"there is no runs/later: give a model folder, .* for a dry run alone"):
+            dry_probe("runs/later", "digits", Plan())
+
+
+@pytest.mark.parametrize("name", ["mae_mini", "in1k_mae_jumbo_base"])
+def test_recipes_of_pretraining_with_a_tiny_model(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    small = {"model": TEST_MODEL, "img_size": 32, "patch_size": 8, "decoder_width": 32, "decoder_depth": 1}
+    recipe = yaml.safe_load((RECIPES / f"{name}.yaml").read_text()) | small | {"decoder_heads": 2}
+    (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(recipe))
+    assert main(["pretrain", "--config", "tiny.yaml", "--dry-run"]) == 0
+    out = capsys.readouterr().out
+    assert "Of 4x4 patches 12 are masked" in out and "memory of one device, on paper" in out
     assert [path.name for path in tmp_path.iterdir()] == ["tiny.yaml"]

@@ -319,9 +319,8 @@ def test_a_run_is_not_gone_on_with_by_another_command_or_another_teacher(
         pretrain(PretrainConfig(resume=str(tmp_path / "run"), given=RESUME))
 
 
-def test_a_bad_batch_is_skipped_counted_and_replayed(
-    tmp_path: Path, teacher: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def poison(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Put an infinite pixel into the fourth picture of the fifth update of each epoch."""
     original = loop_module.Loop._update
 
     def poisoned(self: Any, group: Any) -> None:
@@ -330,6 +329,12 @@ def test_a_bad_batch_is_skipped_counted_and_replayed(
         original(self, group)
 
     monkeypatch.setattr(loop_module.Loop, "_update", poisoned)
+
+
+def test_a_bad_batch_is_skipped_counted_and_replayed(
+    tmp_path: Path, teacher: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    poison(monkeypatch)
     summary = pretrain(options(tmp_path / "run", teacher, epochs=1, mixup=0.2))
     assert (summary["bad_updates"], summary["updates"]) == (1, 7)
     found = replay(tmp_path / "run")

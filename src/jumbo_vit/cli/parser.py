@@ -47,6 +47,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "export": ("jumbo_vit.cli.export", "write a model as a file for another runtime, and compare the two"),
     "jumboize": ("jumbo_vit.cli.jumboize", "give a ViT of timm a Jumbo token without changing its outputs"),
     "attention": ("jumbo_vit.cli.attention", "draw where a model looks in a picture"),
+    "reconstruct": ("jumbo_vit.cli.reconstruct", "show what a masked autoencoder makes of pictures"),
     "bench": ("jumbo_vit.cli.bench", "measure the speed of models side by side, and their share of the limit"),
     "plan": ("jumbo_vit.cli.plan", "find the widths and J that reach a wanted speed on this machine"),
     "models": ("jumbo_vit.cli.models", "list the models: parameters, operations, accuracy, licence"),

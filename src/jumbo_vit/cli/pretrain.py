@@ -27,7 +27,7 @@ GROUPS = {
         "seed",
     ),
     "augmentation": ("mixup", "cutmix", "aa", "color_jitter", "hflip", "scale", "reprob", "aug_repeats"),
-    "run": ("out", "resume", "recovery_interval", "logger"),
+    "run": ("out", "resume", "dry_run", "recovery_interval", "logger"),
     "machine": ("device", "devices", "nodes", "strategy", "precision"),
 }
 

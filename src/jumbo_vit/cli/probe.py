@@ -1,7 +1,10 @@
 """`jumbo-vit probe`."""
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from jumbo_vit.tasks.probe_heads import Plan
 
 POSITIONALS = ("model",)
 
@@ -15,7 +18,7 @@ class Config:
     trained again on all of them, and scored once on the held-out pictures.
 
     Args:
-        model: A model folder, a run, or an official checkpoint.
+        model: A model folder, a run, or an official checkpoint; with --dry-run also a registered model's name.
         data: A folder, a table, shards, or "digits", as for `train`; its classes need not be the model's.
         rates: Learning rates for a batch of 256; what is used grows with the batch.
         opt: Optimizers to try: sgd, and lars, which is for large batches and wants rates some ten times higher.
@@ -31,6 +34,8 @@ class Config:
         features: Folder for the features; default features/ beside the run.
         json: Write all rows to this file.
         save: Write the model with the best head that it can hold to this folder.
+        dry_run: Build everything, make two small updates of the heads, say what the whole would take, and stop. A
+            registered model's name in the place of MODEL stands for one with random weights.
         device: Where to compute the features; heads are trained there too.
         workers: Processes that load pictures; 0 loads them in this one.
     """
@@ -50,38 +55,36 @@ class Config:
     features: str | None = None
     json: str | None = None
     save: str | None = None
+    dry_run: bool = False
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
     workers: int = 0
 
 
 def run(config: Config) -> None:
-    """Print the rows, and write them and the model where asked."""
+    """Print the rows, and write them and the model where asked; or say what all that would take."""
     from pathlib import Path
 
     from jumbo_vit.errors import UserError
     from jumbo_vit.files import write_json
     from jumbo_vit.memory import keep_freed_memory
-    from jumbo_vit.tasks.probe import Plan, probe
+    from jumbo_vit.tasks.probe import probe
 
     if not config.data:
         raise UserError("--data is missing: give a folder of class folders, a CSV, or digits")
     if config.json and Path(config.json).is_dir():
         raise UserError(f"--json {config.json} is a folder: give a file")
     keep_freed_memory()
-    plan = Plan(
-        rates=tuple(config.rates),
-        opts=tuple(config.opt),
-        epochs=config.epochs,
-        batch_size=config.batch_size,
-        weight_decay=config.weight_decay,
-        neighbours=config.knn,
-        tune_fraction=config.tune_fraction,
-        seed=config.seed,
-    )
+    if config.dry_run:
+        from jumbo_vit.tasks.dry_probe import dry_probe
+
+        dry_probe(
+            config.model, config.data, plan_of(config), config.val_fraction, config.split_seed, device=config.device
+        )
+        return
     result = probe(
         config.model,
         config.data,
-        plan,
+        plan_of(config),
         val_fraction=config.val_fraction,
         split_seed=config.split_seed,
         features=config.features,
@@ -92,6 +95,26 @@ def run(config: Config) -> None:
     if config.json:
         write_json(config.json, result)
     print("\n".join(lines(result)))
+
+
+def plan_of(config: Config) -> "Plan":
+    """The options on the heads.
+
+    Raises:
+        UserError: A number outside its range.
+    """
+    from jumbo_vit.tasks.probe_heads import Plan
+
+    return Plan(
+        rates=tuple(config.rates),
+        opts=tuple(config.opt),
+        epochs=config.epochs,
+        batch_size=config.batch_size,
+        weight_decay=config.weight_decay,
+        neighbours=config.knn,
+        tune_fraction=config.tune_fraction,
+        seed=config.seed,
+    )
 
 
 def lines(result: dict[str, Any]) -> list[str]:

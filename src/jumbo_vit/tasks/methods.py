@@ -15,7 +15,7 @@ from jumbo_vit.tasks.learner import Learner
 from jumbo_vit.tasks.mae import MaskedPixels, nothing_learned
 from jumbo_vit.tasks.masked import MaskedLearner
 from jumbo_vit.tasks.pretrain_config import OWN, PretrainConfig
-from jumbo_vit.teachers import open_teacher
+from jumbo_vit.teachers import Teacher, open_teacher
 
 
 class Method(ABC):
@@ -98,12 +98,15 @@ class Distillation(Method):
 
     def __init__(self, options: PretrainConfig) -> None:
         super().__init__(options)
-        self.teacher = open_teacher(options.teacher or "", "cpu")
+        self.teacher = self._open_teacher(options.teacher or "")
         self.told = told_of(self.teacher)
         self.notes = [self._introduction(), *self.teacher.notes]
         # A teacher may lie elsewhere on another machine, but must be the same.
         self.identity = {"patch_weight": options.patch_weight, "teacher": self.told["checksum"]}
         self.lineage = {"teacher": self.told}
+
+    def _open_teacher(self, name: str) -> Teacher:
+        return open_teacher(name, "cpu")
 
     def _introduction(self) -> str:
         teacher = self.teacher

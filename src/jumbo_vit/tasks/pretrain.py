@@ -33,13 +33,17 @@ from jumbo_vit.version import __version__
 
 
 def pretrain(config: PretrainConfig) -> dict[str, Any]:
-    """Run a pre-training, new or resumed, and give the summary (the content of `summary.json`).
+    """Run a pre-training, new or resumed, and give the summary (the content of `summary.json`), or try it.
 
     Raises:
         UserError: Anything that the user can mend: data, teacher, options, disk, a rate that is too high.
     """
     if config.resume:
         return _resume(config, config.resume)
+    if config.dry_run:
+        from jumbo_vit.tasks.dry_pretrain import dry_pretrain  # here, for what it tries is a run of this module
+
+        return dry_pretrain(config)
     config = with_pretrain_defaults(config)
     # config.yaml must mean the same pictures and the same teacher wherever the run is gone on with.
     data = config.data if config.data == "digits" else _absolute(config.data)
@@ -98,10 +102,13 @@ class PretrainRun(Run):
     def _open(self) -> Splits:
         options, config = self.options, self.config
         # Before the pictures are read, which takes longer than to be told that there is no such teacher.
-        self.method = open_method(options)
+        self.method = self._open_method()
         splits = open_unlabelled(options.data, config.held_out_seed, config.val_fraction)
         splits.train.notes += self.method.notes
         return splits
+
+    def _open_method(self) -> Method:
+        return open_method(self.options)
 
     def _identity(self) -> dict[str, Any]:
         return super()._identity() | {"method": self.options.method} | self.method.identity
@@ -188,11 +195,14 @@ class PretrainRun(Run):
             best += f", {summary['bad_updates']} updates skipped for a loss or gradient that was not finite"
         remark = self.method.remark(numbers)
         lines = ["", best, *self.method.lines(numbers), *([f"warning: {remark}"] if remark else [])]
+        show = f"  jumbo-vit reconstruct {shlex.quote(summary['out'])} PICTURE.png --png masked.png"
         return [
             *lines,
             "try next:",
             f"  jumbo-vit train --init-from {model} --data FOLDER        (pictures with labels)",
+            f"  jumbo-vit probe {model} --data FOLDER",
             f"  jumbo-vit embed {model} {data} --out features.npz",
+            *([show] if self.options.method == "mae" else []),
         ]
 
 

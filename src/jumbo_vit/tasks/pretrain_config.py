@@ -73,6 +73,7 @@ class PretrainConfig:
         check_images: Decode every picture before the first step, and leave out those that cannot be read.
         seed: Fixes order, augmentation, mixing and weights.
         out: Folder of the run; default runs/NAME, with a number if it is taken.
+        dry_run: Build everything, make two small updates on made pictures, say what the whole run would take, and stop.
         resume: Go on with the run in this folder, or from one of its .ckpt files; only --epochs may be changed.
         workers: Processes that load pictures, for each training process; default by the number of cores.
         worker_start: How these processes are started; default the system's way.
@@ -131,6 +132,7 @@ class PretrainConfig:
     check_images: bool = True
     seed: int = 0
     out: str | None = None
+    dry_run: bool = False
     resume: str | None = None
     workers: int | None = None
     worker_start: Literal["fork", "spawn", "forkserver"] | None = None

@@ -62,18 +62,17 @@ def probe(
     if workers < 0:
         raise UserError(f"--workers is {workers}, but must be 0 or more")
     predictor = load(model, device)
-    if not hasattr(predictor.model, "forward_features"):
-        raise UserError(f"{model} gives no features: probe the model folder that it was made from")
+    check_features(predictor, model)
     for option, place in (("features", features), ("save", save)):
         if place is not None and Path(place).is_file():
             raise UserError(f"--{option} {place} is a file: give a folder")
-    splits, split = _open(data, predictor, plan.seed, split_seed, val_fraction)
+    splits, split = open_pictures(data, predictor, plan.seed, split_seed, val_fraction)
     cache = folder_of_model(model) if features is None else Path(features)
     clock = time.monotonic()
-    train, val = (_source(predictor, images, cache, workers) for images in (splits.train, splits.val))
+    train, val = (source_of(predictor, images, cache, workers) for images in (splits.train, splits.val))
     seconds = {"features": time.monotonic() - clock}
     classes = len(splits.train.classes)
-    fit_on, tune_on = _split(splits.train, plan)
+    fit_on, tune_on = split_for_choice(splits.train, plan)
     clock = time.monotonic()
     banks = fit(train, fit_on, dict.fromkeys(train.widths, plan.specs()), classes, plan)
     heads = _judge(train, tune_on, banks, splits.train.classes)
@@ -116,18 +115,38 @@ def probe(
     }
 
 
-def _open(
-    data: str, predictor: Predictor, seed: int, split_seed: int | None, val_fraction: float | None
+def check_features(predictor: Predictor, model: str) -> None:
+    """Refuse a model that gives classes alone.
+
+    Raises:
+        UserError: It is one.
+    """
+    if not hasattr(predictor.model, "forward_features"):
+        raise UserError(f"{model} gives no features: probe the model folder that it was made from")
+
+
+def open_pictures(
+    data: str,
+    predictor: Predictor,
+    seed: int,
+    split_seed: int | None,
+    val_fraction: float | None,
+    check: bool = True,
 ) -> tuple[Splits, dict[str, Any] | None]:
     """The pictures, and how they were split, or None where the data have a held-out part.
 
-    Held out is what the model's own training held out, where that drew it from these very pictures.
+    Held out is what the model's own training held out, where that drew it from these very pictures. With `check` every
+    picture is decoded, and left out if it cannot be.
+
+    Raises:
+        UserError: There are no such data, or none held out.
     """
     chans = predictor.contract.preparation.in_chans
 
     def checked(splits: Splits) -> Splits:
-        train = check_images(splits.train, chans, require_all_classes=True)
-        val = check_images(splits.val, chans)
+        train, val = splits.train, splits.val
+        if check:
+            train, val = check_images(train, chans, require_all_classes=True), check_images(val, chans)
         if not len(val):
             raise UserError(f"there is no held-out picture in {data}")
         return dataclasses.replace(splits, train=train, val=val)
@@ -164,7 +183,8 @@ def _as_trained(data: str, split: dict[str, Any]) -> Splits | None:
         return None  # too few pictures for so many folds: these are other data
 
 
-def _source(predictor: Predictor, images: ImageSet, cache: Path, workers: int) -> Source:
+def source_of(predictor: Predictor, images: ImageSet, cache: Path, workers: int) -> Source:
+    """The features of pictures with their labels, from the folder `cache` where they are there."""
     model: Any = predictor.model
     found = store_features(model, images, predictor.contract.preparation, cache, predictor.device, workers)
     labels = torch.tensor([sample.labels[0] for sample in images.samples])
@@ -173,8 +193,12 @@ def _source(predictor: Predictor, images: ImageSet, cache: Path, workers: int) -
     return Source(found, labels, wide, has_class_token, predictor.device)
 
 
-def _split(images: ImageSet, plan: Plan) -> tuple[Any, Any]:
-    """The training pictures that heads are fitted on, and those that choose among them."""
+def split_for_choice(images: ImageSet, plan: Plan) -> tuple[Any, Any]:
+    """The training pictures that heads are fitted on, and those that choose among them.
+
+    Raises:
+        UserError: There are too few for both.
+    """
     fit_on, tune_on = stratified_split(images.labels, len(images.classes), plan.tune_fraction, plan.seed)
     if len(fit_on) < 2 or not tune_on:
         raise UserError(

@@ -28,8 +28,9 @@ from jumbo_vit.tasks.features import CLASS, HEAD, PATCHES, PIECES, Features
 
 MEAN = "mean"
 TEMPERATURE = 0.07
+BASE_BATCH = 256
+"""What rates are stated for."""
 _ROWS = 1024  # at a time, where nothing is learned
-_BASE_BATCH = 256  # what rates are stated for
 _WARMUP = 0.1  # of the updates
 
 
@@ -186,7 +187,7 @@ def fit(
         kind: Bank(source.widths[kind], num_classes, own, seeds[kind]).to(source.device) for kind, own in specs.items()
     }
     updates = max(1, math.ceil(len(places) / plan.batch_size))
-    optimizers = _optimizers(banks, min(plan.batch_size, len(places)) / _BASE_BATCH, plan.weight_decay)
+    optimizers = _optimizers(banks, min(plan.batch_size, len(places)) / BASE_BATCH, plan.weight_decay)
     schedules = [
         torch.optim.lr_scheduler.LambdaLR(optimizer, _schedule(plan.epochs * updates)) for optimizer in optimizers
     ]
