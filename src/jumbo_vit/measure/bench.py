@@ -113,6 +113,12 @@ def loss_of(model: nn.Module, images: Tensor, autocast: bool) -> Tensor:
 
 def saved_tensors(model: nn.Module, images: Tensor, autocast: bool = False) -> int:
     """Bytes that a forward pass in training keeps for the backward pass, parameters not counted, each storage once."""
+    trained = copy.deepcopy(model).train()
+    return kept_bytes(trained, lambda: loss_of(trained, images, autocast))
+
+
+def kept_bytes(model: nn.Module, forward: Callable[[], object]) -> int:
+    """Bytes that `forward` keeps for its backward pass, without the parameters of `model`, each storage once."""
     parameters = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
     kept: dict[int, Tensor] = {}
 
@@ -121,10 +127,8 @@ def saved_tensors(model: nn.Module, images: Tensor, autocast: bool = False) -> i
             kept[tensor.untyped_storage().data_ptr()] = tensor  # kept alive, so that no storage is reused
         return tensor
 
-    trained = copy.deepcopy(model).train()
-    parameters |= {parameter.untyped_storage().data_ptr() for parameter in trained.parameters()}
     with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-        loss_of(trained, images, autocast)
+        forward()
     return sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
 
 
