@@ -7,8 +7,9 @@ and jsonargparse gets that mapping.
 
 A command is a module that imports nothing slow and has
 
-- `Config`, a dataclass whose docstring (Google style, with `Args:`) is the help; a field `given: frozenset[str]` is no
-  option and is filled with the names of the fields that the user set, on the command line or in a config file;
+- `Config`, a dataclass whose docstring (Google style, with `Args:`) is the help, with those of its bases; a field
+  `given: frozenset[str]` is no option and is filled with the names of the fields that the user set, on the command line
+  or in a config file;
 - `run(config)`;
 - if wanted, `POSITIONALS`: names of fields given without a flag; a list takes one or more words, anything else one;
 - if wanted, `GROUPS`: a mapping from a title in the help to the names of its fields.
@@ -210,8 +211,13 @@ class Command:
         """The page that `--help` prints, with the texts of the docstring of `Config`."""
         import docstring_parser
 
-        doc = docstring_parser.parse(self.config.__doc__ or "", style=docstring_parser.DocstringStyle.GOOGLE)
-        texts = {param.arg_name: " ".join((param.description or "").split()) for param in doc.params}
+        # Of options that a class inherits the texts are its base's, unless it has its own.
+        docs = [
+            docstring_parser.parse(kind.__doc__ or "", style=docstring_parser.DocstringStyle.GOOGLE)
+            for kind in reversed(self.config.__mro__[:-1])
+        ]
+        doc = docs[-1]
+        texts = {p.arg_name: " ".join((p.description or "").split()) for one in docs for p in one.params}
         # Without a docstring a dataclass shows its signature, which is no description.
         about = (doc.description if doc.params else None) or self.summary
         parser = argparse.ArgumentParser(usage=self.usage, description=about, add_help=False)
