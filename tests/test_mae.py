@@ -21,7 +21,7 @@ from jumbo_vit.data.pipeline import Preparation
 from jumbo_vit.errors import UserError
 from jumbo_vit.folder import make_model
 from jumbo_vit.tasks.learner import encoder_weights
-from jumbo_vit.tasks.mae import MaskedPixels, random_order
+from jumbo_vit.tasks.mae import MaskedPixels, nothing_learned, random_order
 from jumbo_vit.tasks.masked import (
     KeepPatches,
     Masked,
@@ -191,6 +191,19 @@ def test_equal_to_a_plain_rewrite(size: tuple[int, int], name: str, learned: boo
         torch.testing.assert_close(learner(both[:1].to(torch.device("cpu"))), given[:1])
 
 
+@pytest.mark.parametrize("name", ["jumbo_vit_test_patch8_32", "vit_test_patch8_cls_32", "vit_tiny_patch16_224"])
+def test_what_is_foretold_does_not_depend_on_masked_pixels(name: str) -> None:
+    torch.manual_seed(0)
+    small = {} if "test" in name else {"depth": 1, "embed_dim": 24, "num_heads": 3}
+    encoder = make_model(name, num_classes=0, img_size=32, patch_size=8, **small)
+    learner = MaskedLearner(encoder, Preparation((3, 32, 32)), 0.75, 16, 2, 2, False, 0)
+    images, order = torch.randn(2, 3, 32, 32, requires_grad=True), torch.stack([random_order(16, s) for s in (0, 1)])
+    learner(images, order).square().sum().backward()
+    assert images.grad is not None
+    slopes = patchify(images.grad, (4, 4)).abs().sum(2)
+    assert not slopes.gather(1, order[:, 4:]).any() and bool((slopes.gather(1, order[:, :4]) > 0).all())
+
+
 def test_without_masks_the_encoder_is_what_it_was() -> None:
     torch.manual_seed(0)
     before = make_model("jumbo_vit_test_patch8_32", num_classes=0)
@@ -248,6 +261,8 @@ def test_what_a_step_does_not_reach_has_no_gradient_and_all_else_has(name: str, 
     [
         ("test_efficientnet", {}, "takes plain ViTs"),
         ("naflexvit_base_patch16_gap", {}, "takes plain ViTs"),
+        ("vit_tiny_r_s16_p8_224", {"img_size": 96, "depth": 1}, "whose patches are cut by one convolution"),
+        ("vit_tiny_patch16_224", {"img_size": 32, "pos_embed": "none"}, "needs positions that are added"),
         ("vit_tiny_patch16_224", {"img_size": 32, "patch_drop_rate": 0.5}, "masks patches itself"),
         ("vit_tiny_patch16_224", {"img_size": 32, "patch_size": 32}, "masks none of the 1 patches"),
         (
@@ -265,7 +280,7 @@ def test_models_that_do_not_go_with_it(name: str, kwargs: dict[str, Any], messag
 
 def test_a_decoder_whose_heads_do_not_divide_it() -> None:
     encoder = make_model("jumbo_vit_test_patch8_32", num_classes=0)
-    with pytest.raises(UserError, match="--decoder-width 16 is not a multiple of --decoder-heads 3"):
+    with pytest.raises(UserError, match="the decoder's width 16 is not a multiple of its 3 heads"):
         MaskedLearner(encoder, Preparation((3, 32, 32)), 0.75, 16, 1, 3, False, 0)
 
 
@@ -438,6 +453,50 @@ def test_eight_pictures_are_learned_by_heart(tmp_path: Path) -> None:
     assert rows[0]["val_masked_error"] > 0.5  # it was not there from the start
 
 
+def test_positions_to_start_from_are_kept_or_said_to_be_replaced(straight: Path, tmp_path: Path) -> None:
+    start: dict[str, Any] = {**SMALL, "init_from": str(straight / "model"), "epochs": 1, "lr": 0.0}
+    before = load_file(straight / "model" / "model.safetensors")["pos_embed"]
+    kept = pretrain(options(tmp_path / "kept", **start, weight_decay=0.0))
+    after = load_file(tmp_path / "kept" / "model" / "model.safetensors")["pos_embed"]
+    assert torch.equal(before, after) and not any("positions" in note for note in kept["notes"])
+    replaced = pretrain(options(tmp_path / "fixed", **start, pos_embed="sincos"))
+    assert any("The positions of --init-from are replaced by fixed ones" in note for note in replaced["notes"])
+
+
+def test_a_pooling_that_was_never_trained_is_made_anew(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pooled: dict[str, Any] = {"model_args": ["global_pool=map"], "epochs": 1}
+    summary = pretrain(options(tmp_path / "run", **SMALL, **pooled))
+    assert any("tensors have no part in this, such as attn_pool." in note for note in summary["notes"])
+    capsys.readouterr()
+    train(small_config(tmp_path / "fine", **pooled, init_from=str(tmp_path / "run" / "model")))
+    shown = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("from "))
+    assert "new: " in shown and "attn_pool." in shown.partition("new: ")[2]
+
+
+def test_what_is_said_of_the_parameters(straight: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    summary = pretrain(options(tmp_path / "run", **SMALL, epochs=1))
+    content = state_of(tmp_path / "run")["model"]
+    beside = sum(value.numel() for name, value in content.items() if name.startswith("decoder."))
+    assert summary["extra_parameters"] == beside
+    fixed = content["encoder.pos_embed"].numel() + content["decoder.positions"].numel()
+    assert summary["trained_parameters"] == summary["parameters"] + beside - fixed
+    first = next(line for line in capsys.readouterr().out.splitlines() if "M parameters" in line)
+    assert f"and {beside / 1e6:.2f} M beside the encoder, {summary['trained_parameters']} of them trained" in first
+
+
+def test_remarks_on_results_that_say_nothing() -> None:
+    assert "not a finite number" in nothing_learned({"loss": math.nan, "masked_error": math.nan})
+    assert "have no variance" in nothing_learned({"loss": 0.1, "masked_error": math.nan})
+    assert "no better than by their mean" in nothing_learned({"loss": 0.1, "masked_error": 1.01})
+    assert nothing_learned({"loss": 0.1, "masked_error": 0.5}) == ""
+
+
+def test_an_encoder_without_a_head_is_not_exported(straight: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["export", str(straight / "model"), "--format", "torch", "--out", str(straight / "x.pt2")]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1 and "has no classes, no head was trained on it" in lines[0]
+
+
 # Mistakes
 
 
@@ -455,6 +514,7 @@ def test_eight_pictures_are_learned_by_heart(tmp_path: Path) -> None:
         ("--opt-betas 0.9 1", "--opt-betas is 0.9 1.0, but both must be from 0 to below 1"),
         ("--opt sgd --opt-betas 0.9 0.95", "--opt sgd has no --opt-betas"),
         ("--model test_efficientnet --img-size 32", "takes plain ViTs"),
+        ("--patch-size 1 --norm-pix-loss", "a patch has but one here"),
     ],
 )
 def test_a_mistake_is_one_line_and_exit_code_2(

@@ -90,6 +90,7 @@ def _check_files(config: Config) -> None:
 def _as_json(found: "Reconstructions", seed: int) -> dict[str, Any]:
     return {
         **found.origin,
+        "notes": found.notes,
         "mask_ratio": found.ratio,
         "patches": found.patches,
         "kept_patches": found.kept,

@@ -125,6 +125,11 @@ def _check_numbers(options: Options) -> None:
 
 def _job(model: str | Path | Predictor, options: Options, format: str) -> _Job:
     predictor = model if isinstance(model, Predictor) else load(model, "cpu")
+    if not predictor.labels:
+        raise UserError(
+            "this model has no classes, no head was trained on it: train one by jumbo-vit train --init-from MODEL "
+            "--data FOLDER, and export that"
+        )
     if isinstance(predictor.model, ExportedModel):
         raise UserError(f"{model} is an exported file already: export from the model folder it was made from")
     whole = copy.deepcopy(predictor.model).cpu().float().eval()

@@ -283,7 +283,7 @@ def make_logger(kind: str, out: Path) -> Any:
 # The options that decide what a checkpoint holds, or what the rest of a run computes; those that choose its pictures
 # show in the fingerprint.
 _IDENTITY = (
-    "task", "model", "model_args", "img_size", "patch_size", "in_chans", "opt", "lr", "min_lr",
+    "task", "model", "model_args", "img_size", "patch_size", "in_chans", "opt", "opt_betas", "lr", "min_lr",
     "warmup_epochs", "weight_decay", "layer_decay", "clip_grad", "drop_path", "balance", "smoothing", "mixup", "cutmix",
     "aa", "color_jitter", "hflip", "scale", "reprob", "model_ema", "model_ema_decay", "seed",
     "streaming", "steps_per_epoch", "shuffle_window", "classes", "loss", "teacher", "label_weight", "aug_repeats",
@@ -295,7 +295,8 @@ def identity(config: TrainConfig) -> dict[str, Any]:
     """The options that must not differ between a checkpoint and the `config.yaml` beside it."""
     found = {name: getattr(config, name) for name in _IDENTITY}
     # config.yaml has lists alone, so a pair and a list must be the same here.
-    return found | {"scale": list(config.scale or (1.0, 1.0)), "patch_drop": list(config.patch_drop)}
+    pairs = {"scale": list(config.scale or (1.0, 1.0)), "patch_drop": list(config.patch_drop)}
+    return found | pairs | {"opt_betas": list(config.opt_betas) if config.opt_betas else None}
 
 
 def fingerprint(splits: Splits) -> str:

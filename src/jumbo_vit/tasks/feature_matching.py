@@ -211,8 +211,8 @@ class FeatureScore:
     def update(self, outputs: Outputs, target: Features) -> None:
         """Add a batch: what the learner gave, and what the teacher says."""
         each = matching(outputs, target)
-        self.sums += torch.stack([torch.ones_like(each[0]), *each]).double().sum(1).cpu()
-        self.own += F.normalize(outputs[2].double(), dim=-1).sum(0).cpu()
+        self.sums += torch.stack([torch.ones_like(each[0]), *each]).cpu().double().sum(1)
+        self.own += F.normalize(outputs[2].cpu().double(), dim=-1).sum(0)
         self.vectors.update(outputs[0], whitened(target.vector))
         goals = aligned(target.patches, outputs[1].shape[-2:])
         self.patches.update(outputs[1].flatten(2).transpose(1, 2).flatten(0, 1), goals.flatten(0, 1))
@@ -253,7 +253,7 @@ class Explained:
 
     def update(self, foretold: Tensor, goals: Tensor) -> None:
         """Add what was foretold and the targets, both (n, width)."""
-        foretold, goals = foretold.double().cpu(), goals.double().cpu()
+        foretold, goals = foretold.cpu().double(), goals.cpu().double()  # not every device has doubles
         errors = (foretold - goals).square().sum()
         self.sums += torch.stack([torch.tensor(len(goals)).double(), errors, goals.square().sum()])
         self.goals += goals.sum(0)

@@ -129,7 +129,7 @@ class PixelScore:
         """Add a batch: what the decoder gave, (B, M, p*p*C), and what it was made from."""
         method, target = self.method, target.to(foretold.device)
         goal = pixel_targets(target.images, method.grid, target.order[:, method.kept :], method.per_patch)
-        losses = (foretold.float() - goal).square().mean((1, 2)).double().cpu()
+        losses = (foretold.float() - goal).square().mean((1, 2)).cpu().double()
         self.sums += torch.stack([torch.tensor(len(losses)).double(), losses.sum()])
         self.pixels.update(foretold.flatten(0, 1), goal.flatten(0, 1))
 
@@ -144,8 +144,13 @@ class PixelScore:
 def nothing_learned(numbers: dict[str, Any]) -> str:
     """A sentence on a decoder that knows no more than the mean of the pixels; else ""."""
     error = numbers["masked_error"]
+    if not math.isfinite(numbers["loss"]):
+        return "The loss on the held-out pictures is not a finite number: lower --lr, or set --clip-grad."
     if math.isnan(error):
-        return "The masked pixels of the held-out pictures are all the same, so nothing can be told from them."
+        return (
+            "The masked pixels of the held-out pictures have no variance (they are all the same, or of one patch alone): "
+            "no share of it can be told."
+        )
     if error > 1 - NOTHING:
         return (
             f"The masked patches are foretold no better than by their mean (error {error:.3f} of their variance): "

@@ -13,7 +13,7 @@ encoder and decoder, p the side of a patch, C channels.
 import math
 
 import torch
-from timm.layers import build_sincos2d_pos_embed
+from timm.layers import PatchEmbed, build_sincos2d_pos_embed
 from timm.models.vision_transformer import Block, VisionTransformer
 from torch import Tensor, nn
 
@@ -31,6 +31,12 @@ EPSILON = 1e-6
 def kept_patches(patches: int, ratio: float) -> int:
     """How many of `patches` the encoder sees: floor(N (1 - ratio)), but at least one."""
     return max(1, math.floor(patches * (1 - ratio) + _ROUNDING))
+
+
+def patch_area(encoder: nn.Module) -> int:
+    """Pixels of a patch; 1 for a model without patches."""
+    size = getattr(getattr(encoder, "patch_embed", None), "patch_size", None) or (1, 1)
+    return math.prod(size)
 
 
 def take(tokens: Tensor, places: Tensor) -> Tensor:
@@ -112,7 +118,10 @@ class Decoder(nn.Module):
     ) -> None:
         super().__init__()
         if width % heads:
-            raise UserError(f"--decoder-width {width} is not a multiple of --decoder-heads {heads}")
+            raise UserError(
+                f"the decoder's width {width} is not a multiple of its {heads} heads: change --decoder-width or "
+                "--decoder-heads"
+            )
         self.prefix = prefix
         self.embed = nn.Linear(dim, width)
         self.mask_token = nn.Parameter(torch.zeros(1, 1, width))
@@ -212,10 +221,16 @@ class MaskedLearner(Learner):
     ) -> None:
         super().__init__(encoder)
         name = type(encoder).__name__
-        if not isinstance(encoder, VisionTransformer) or encoder.pos_embed is None:
+        # A stem of several convolutions mixes neighbours, and would show masked pixels to the patches that are kept.
+        if not isinstance(encoder, VisionTransformer) or not isinstance(encoder.patch_embed, PatchEmbed):
             raise UserError(
-                f"--method mae takes plain ViTs with positions that are added to their patches, and {name} is none: "
-                "choose another --model, such as jumbo_vit_tiny_patch16_224"
+                f"--method mae takes plain ViTs, whose patches are cut by one convolution, and {name} is none: choose "
+                "another --model, such as jumbo_vit_tiny_patch16_224"
+            )
+        if encoder.pos_embed is None:
+            raise UserError(
+                f"--method mae needs positions that are added to the patches, and this {name} has none: leave "
+                "pos_embed=none out of --model-args"
             )
         if not isinstance(encoder.patch_drop, nn.Identity):
             raise UserError("--method mae masks patches itself: leave patch_drop_rate out of --model-args")

@@ -74,6 +74,11 @@ def open_trained(run: str | Path, averaged: bool = False, device: str = "auto") 
         raise UserError(f"{out} kept no averaged weights: leave --averaged out, or pretrain with --model-ema")
     if not averaged and content["average"] is not None:
         notes.append("The run kept averaged weights too: --averaged shows what these do.")
+    if options.norm_pix_loss:
+        notes.append(
+            "The run foretells patches scaled to mean 0 and variance 1: true means and deviations are put back, so the "
+            "brightness of each patch is right however little was learned, and the errors are flattered."
+        )
     with restoring(out):
         if averaged:
             state = {name.removeprefix("module."): v for name, v in content["average"].items() if name != "n_averaged"}

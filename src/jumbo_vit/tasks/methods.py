@@ -1,6 +1,7 @@
 """The methods of `jumbo-vit pretrain`: what a run without labels asks of each, and the answers of both."""
 
 import dataclasses
+import math
 from abc import ABC, abstractmethod
 from typing import Any
 
@@ -8,12 +9,13 @@ import torch
 from torch import nn
 
 from jumbo_vit.data.pipeline import Preparation, TrainSet
+from jumbo_vit.errors import UserError
 from jumbo_vit.tasks.classify import Mixing
 from jumbo_vit.tasks.distill import LOW, told_of
 from jumbo_vit.tasks.feature_matching import FeatureMatching, collapse
 from jumbo_vit.tasks.learner import Learner
 from jumbo_vit.tasks.mae import MaskedPixels, nothing_learned
-from jumbo_vit.tasks.masked import MaskedLearner
+from jumbo_vit.tasks.masked import MaskedLearner, patch_area
 from jumbo_vit.tasks.pretrain_config import OWN, PretrainConfig
 from jumbo_vit.teachers import Teacher, open_teacher
 
@@ -171,6 +173,9 @@ class MaskedAutoencoding(Method):
         options = self.options = _with_decoder(self.options, encoder)
         self.identity = {name: getattr(options, name) for name in OWN["mae"]}
         assert options.decoder_width and options.decoder_depth and options.decoder_heads
+        pixels = preparation.in_chans * patch_area(encoder)
+        if options.norm_pix_loss and pixels < 2:
+            raise UserError("--norm-pix-loss scales the numbers of a patch to variance 1, and a patch has but one here")
         learner = MaskedLearner(
             encoder,
             preparation,
@@ -189,9 +194,17 @@ class MaskedAutoencoding(Method):
             f"{'picture' if options.mask == 'sample' else 'forward pass'}; the encoder sees the other {learner.kept} "
             f"and {learner.keep.prefix} global tokens."
         )
+        if options.init_from and options.pos_embed == "sincos":
+            self.notes.append(
+                "The positions of --init-from are replaced by fixed ones; --pos-embed learned keeps them."
+            )
         if learner.untrained:
             first = learner.untrained[0]
-            self.notes.append(f"{len(learner.untrained)} tensors have no part in this and stay as they are: {first}.")
+            self.notes.append(
+                f"{len(learner.untrained)} tensors have no part in this, such as {first}: they keep their first "
+                "values, and a training that starts from the model makes them anew."
+            )
+            self.lineage["untrained"] = learner.untrained
         self._masks = {"grid": [rows, columns], "patches": whole, "kept_patches": learner.kept}
         return learner
 
@@ -213,6 +226,8 @@ class MaskedAutoencoding(Method):
 
     def lines(self, numbers: dict[str, Any]) -> list[str]:
         """How well masked patches are foretold."""
+        if math.isnan(numbers["masked_error"]):
+            return []  # the remark says why
         of = "what is left of their variance after normalising each patch" if self.options.norm_pix_loss else ""
         return [f"masked pixels of held-out pictures: {numbers['masked_error']:.4f} of {of or 'their variance'} missed"]
 

@@ -171,17 +171,21 @@ class PretrainRun(Run):
         return self.method.metric
 
     def _facts(self) -> dict[str, Any]:
-        return super()._facts() | {"classes": "no labels"}
+        return super()._facts() | {"classes": "no labels", "beside": self._extras}
+
+    @property
+    def _extras(self) -> int:
+        """Parameters beside the encoder's."""
+        return sum(parameter.numel() for parameter in self.model.parameters()) - self._parameters
 
     def _more_summary(self) -> dict[str, Any]:
         notes = [*self.splits.train.notes, *self.splits.val.notes]
         remark = self.method.remark(self.progress.best_numbers) if self.progress.best_numbers else ""
-        extras = sum(parameter.numel() for parameter in self.model.parameters()) - self._parameters
         return {
             "task": "pretrain",
             "method": self.options.method,
             **self.method.facts(),
-            "extra_parameters": extras,
+            "extra_parameters": self._extras,
             "notes": [*notes, remark] if remark else notes,
             "collapsed": bool(remark),
         }

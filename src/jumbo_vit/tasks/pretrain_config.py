@@ -113,7 +113,7 @@ def _with_mae_defaults(config: PretrainConfig) -> PretrainConfig:
         if value is not None and value < 1:
             raise UserError(f"--{name.replace('_', '-')} is {value}, but must be at least 1")
     filled: dict[str, Any] = {
-        "opt_betas": (0.9, 0.95) if config.opt == "adamw" else None,
+        "opt_betas": (0.9, 0.95) if config.opt.lower() == "adamw" else None,
         # Digits lose their strokes in small crops.
         "scale": None if config.data == "digits" else (0.2, 1.0),
         "layer_decay": 1.0,

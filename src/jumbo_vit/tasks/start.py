@@ -43,7 +43,10 @@ def read_source(source: str) -> Source:
     if path.is_dir():
         model, contract = open_folder(resolve_folder(path))
         prepared = contract.preparation
-        return Source(model.state_dict(), contract.labels, _grid_of(model), (prepared.mean, prepared.std))
+        # What a pre-training had no use for still has its first, random values there.
+        untrained = contract.lineage.get("untrained") or ()
+        state = {name: value for name, value in model.state_dict().items() if name not in untrained}
+        return Source(state, contract.labels, _grid_of(model), (prepared.mean, prepared.std))
     if path.is_file():
         return Source(read_weights(path))
     if not is_model(source):
@@ -151,7 +154,8 @@ def _check_enough(
     if not any(name in taken for name in blocks):
         seen = ", ".join(list(state)[:3])
         what = "of this model's blocks" if blocks is not trunk else "that fits this model"
-        raise UserError(f"--init-from {source} holds nothing {what} (its entries: {seen}, ...)")
+        hint = ": give the run's model/ folder" if any(name.startswith("encoder.") for name in state) else ""
+        raise UserError(f"--init-from {source} holds nothing {what} (its entries: {seen}, ...){hint}")
     if 2 * fitting < len(trunk):
         raise UserError(
             f"--init-from {source} fits only {fitting} of the {len(trunk)} tensors below this model's head, so most of "

@@ -19,14 +19,14 @@ def opening_lines(config: TrainConfig, splits: Splits, facts: dict[str, Any], pr
         config: Complete options.
         splits: The pictures in use.
         facts: "training" (in words), "parameters", "input_size", "world", "device", "precision", "resumed", "out";
-            "classes" (in words) where there are none to count.
+            "classes" (in words) where there are none to count; "beside", parameters of a method's own, where there are.
         progress: Where the run stands.
     """
     train, val = splits.train, splits.val
     size = "x".join(map(str, facts["input_size"]))
     skipped = [*train.skipped, *val.skipped]
     lines = [
-        f"{config.model}: {facts['parameters'] / 1e6:.2f} M parameters{_trained(facts)}, input {size}",
+        f"{config.model}: {facts['parameters'] / 1e6:.2f} M parameters{_beside(facts)}{_trained(facts)}, input {size}",
         f"{facts['training']} for training, {len(val)} held out ({splits.held_out}), "
         f"{facts.get('classes') or f'{len(train.classes)} classes'}, {len(skipped)} skipped",
     ]
@@ -42,10 +42,16 @@ def opening_lines(config: TrainConfig, splits: Splits, facts: dict[str, Any], pr
     return lines
 
 
+def _beside(facts: dict[str, Any]) -> str:
+    """What a method trains beside the model."""
+    return f" and {facts['beside'] / 1e6:.2f} M beside the encoder" if facts.get("beside") else ""
+
+
 def _trained(facts: dict[str, Any]) -> str:
     """How many of the parameters are trained, where not all are."""
-    count = facts.get("trained", facts["parameters"])
-    return "" if count == facts["parameters"] else f", {count} of them trained"
+    whole = facts["parameters"] + facts.get("beside", 0)
+    count = facts.get("trained", whole)
+    return "" if count == whole else f", {count} of them trained"
 
 
 def closing_lines(summary: dict[str, Any]) -> list[str]:
