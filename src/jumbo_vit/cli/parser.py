@@ -49,6 +49,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "jumboize": ("jumbo_vit.cli.jumboize", "give a ViT of timm a Jumbo token without changing its outputs"),
     "attention": ("jumbo_vit.cli.attention", "draw where a model looks in a picture"),
     "reconstruct": ("jumbo_vit.cli.reconstruct", "show what a masked autoencoder makes of pictures"),
+    "segment check": ("jumbo_vit.cli.segment_check", "look through pictures with masks before training"),
     "bench": ("jumbo_vit.cli.bench", "measure the speed of models side by side, and their share of the limit"),
     "plan": ("jumbo_vit.cli.plan", "find the widths and J that reach a wanted speed on this machine"),
     "models": ("jumbo_vit.cli.models", "list the models: parameters, operations, accuracy, licence"),
@@ -265,9 +266,10 @@ def _take(option: Option, attached: list[str], words: list[str]) -> Any:
     return option.plain(taken) if option.many else taken[0]
 
 
-def _overview() -> str:
+def _overview(start: str = "") -> str:
+    """All commands, or those of two words with this first one."""
     width = max(map(len, COMMANDS))
-    lines = [f"  {name:<{width}}  {summary}" for name, (_, summary) in COMMANDS.items()]
+    lines = [f"  {name:<{width}}  {summary}" for name, (_, summary) in COMMANDS.items() if name.startswith(start)]
     return "\n".join(
         [
             f"usage: {PROGRAM} COMMAND [options]",
@@ -289,12 +291,15 @@ def _dispatch(argv: Sequence[str]) -> None:
     if argv[0] == "--version":
         print(f"{PROGRAM} {__version__}")
         return
-    name = argv[0]
+    pair = any(name.startswith(f"{argv[0]} ") for name in COMMANDS)
+    if pair and set(argv[1:2]) <= set(HELP):
+        print(_overview(f"{argv[0]} "))
+        return
+    name, words = " ".join(argv[: 1 + pair]), list(argv[1 + pair :])
     if name not in COMMANDS:
         kind, known = ("option", ["--help", "--version"]) if _is_flag(name) else ("command", list(COMMANDS))
         raise UserError(f"unknown {kind} {name}{nearest(name, known)}; allowed: {', '.join(known)}")
     command = Command(name)
-    words = list(argv[1:])
     if set(HELP) & set(words[: words.index("--")] if "--" in words else words):
         print(command.help(), end="")
         return

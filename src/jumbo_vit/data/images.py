@@ -18,7 +18,7 @@ from PIL import Image, ImageFile
 from jumbo_vit.data.find import NOT_DECODED, Skipped, find_images, is_hidden
 from jumbo_vit.errors import UnreadableImage, UserError
 
-__all__ = ["BACKGROUND", "Skipped", "find_images", "is_hidden", "read_image"]
+__all__ = ["BACKGROUND", "Skipped", "find_images", "is_hidden", "read_image", "read_stored"]
 
 BACKGROUND = (255, 255, 255)
 """The colour that shows through transparent pixels."""
@@ -82,6 +82,25 @@ def read_image(
     raise UserError(f"a picture is a path, a PIL image or a NumPy array, not {type(source).__name__}")
 
 
+def read_stored(path: str | Path) -> Image.Image:
+    """The first picture of a file in its own mode, values untouched, upright, with its `format`: for masks, not to see.
+
+    Raises `UnreadableImage`, for what `read_image` raises it too but no mode or value.
+    """
+
+    def read() -> Image.Image:
+        _check_file(Path(path))
+        with Path(path).open("rb") as stream:
+            opened = _open(stream, str(path))
+            _check_pixels(opened)
+            _check_loaded(opened)
+            image = _upright(opened).copy()
+        image.info, image.format = dict(opened.info), opened.format
+        return image
+
+    return _guarded(read, str(path))
+
+
 def _guarded(make: Callable[[], Image.Image], name: str) -> Image.Image:
     try:
         return make()
@@ -106,13 +125,17 @@ def _plain_reason(error: Exception) -> str:
     return f"is damaged ({text})"
 
 
-def _read_file(path: Path, mode: str, enough: int | None) -> Image.Image:
+def _check_file(path: Path) -> None:
     info = path.stat()
     # A pipe or a device would be waited on for ever.
     if not stat.S_ISREG(info.st_mode):
         raise _Refused("is a folder" if stat.S_ISDIR(info.st_mode) else "is not a regular file")
     if info.st_size == 0:
         raise _Refused("is empty")
+
+
+def _read_file(path: Path, mode: str, enough: int | None) -> Image.Image:
+    _check_file(path)
     with path.open("rb") as stream:
         return _read_stream(stream, str(path), mode, enough)
 
@@ -169,10 +192,14 @@ def _check_pixels(image: Image.Image) -> None:
         raise _Refused(f"has {pixels} pixels, above the limit of {limit} ({hint})")
 
 
-def _as_mode(image: Image.Image, mode: str) -> Image.Image:
+def _check_loaded(image: Image.Image) -> None:
     image.load()  # PNG and TIFF know their orientation only when read to the end
     if image.width == 0 or image.height == 0:
         raise _Refused("has no pixels")
+
+
+def _as_mode(image: Image.Image, mode: str) -> Image.Image:
+    _check_loaded(image)
     image = _upright(image)
     if image.mode in ("I", "F") or image.mode.startswith("I;16"):
         image = _eight_bits(image)
