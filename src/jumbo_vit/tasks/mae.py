@@ -148,7 +148,7 @@ def nothing_learned(numbers: dict[str, Any]) -> str:
         return "The loss on the held-out pictures is not a finite number: lower --lr, or set --clip-grad."
     if math.isnan(error):
         return (
-            "The masked pixels of the held-out pictures have no variance (they are all the same, or of one patch alone): "
+            "The masked pixels of the held-out pictures have no variance (all are the same, or of one patch alone), so "
             "no share of it can be told."
         )
     if error > 1 - NOTHING:
