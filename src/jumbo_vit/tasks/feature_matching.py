@@ -64,7 +64,8 @@ class FeatureLearner(Learner):
         """Pictures (B, C, H, W) to what the teacher is expected to say of them, and the student's own vector."""
         vector, patches = encode(self.encoder, images)
         foretold: Tensor = self.to_patches(patches.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
-        return self.to_vector(vector), foretold, vector
+        # FSDP2 warns of views, which these are of the encoder's tokens and of a linear layer's.
+        return self.to_vector(vector), foretold.clone(), vector.clone()
 
 
 def _projection(width: int, wanted: int) -> nn.Linear:

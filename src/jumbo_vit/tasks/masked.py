@@ -283,7 +283,7 @@ class MaskedLearner(Learner):
         finally:
             self.keep.kept = None
         foretold: Tensor = self.decoder(tokens, order)
-        return foretold
+        return foretold.clone()  # FSDP2 warns of views, which a linear layer gives of tokens
 
     def masked(self, order: Tensor) -> Tensor:
         """The places (B, M) of the masked patches."""
