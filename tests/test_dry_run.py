@@ -280,7 +280,7 @@ class TestPretraining:
             dry_pretraining(data="pets")
 
     def test_what_the_run_would_refuse_is_refused(self) -> None:
-        with pytest.raises(UserError, match="is not a multiple of --decoder-heads 5"):
+        with pytest.raises(UserError, match="the decoder's width 32 is not a multiple of its 5 heads"):
             dry_pretraining(**small_options(decoder_width=32, decoder_heads=5))
         with pytest.raises(UserError, match=r"--resume takes everything from the run; .* not --dry-run"):
             pretrain(PretrainConfig(resume="run", dry_run=True, given=frozenset({"resume", "dry_run"})))

@@ -397,7 +397,7 @@ def test_runs_without_a_decoder(own_run: Path) -> None:
     (own_run / "config.yaml").write_text(text.replace("method: mae", "method: distill"))
     with pytest.raises(UserError, match="is a run of --method distill, which has no decoder for pixels"):
         open_trained(own_run)
-    (own_run / "config.yaml").write_text(text[: len(text) // 2])
+    (own_run / "config.yaml").write_text("\n".join(text.splitlines()[:20]))
     with pytest.raises(UserError, match=r"config.yaml is cut off or of another version"):
         open_trained(own_run)
     (own_run / "config.yaml").write_text("a: [")
